@@ -1,0 +1,66 @@
+from dspark.v1 import scheduler_pb2 as _scheduler_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class GenerateTextRequest(_message.Message):
+    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    prompt: str
+    sampling: _scheduler_pb2.SamplingParams
+    max_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    model: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class GenerateTextResponse(_message.Message):
+    __slots__ = ("chunk", "summary")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    chunk: TextChunk
+    summary: TextSummary
+    def __init__(self, chunk: _Optional[_Union[TextChunk, _Mapping]] = ..., summary: _Optional[_Union[TextSummary, _Mapping]] = ...) -> None: ...
+
+class TextPiece(_message.Message):
+    __slots__ = ("text", "is_accepted_draft")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IS_ACCEPTED_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    is_accepted_draft: bool
+    def __init__(self, text: _Optional[str] = ..., is_accepted_draft: _Optional[bool] = ...) -> None: ...
+
+class TextChunk(_message.Message):
+    __slots__ = ("pieces",)
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    pieces: _containers.RepeatedCompositeFieldContainer[TextPiece]
+    def __init__(self, pieces: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
+
+class TextSummary(_message.Message):
+    __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation")
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    finish_reason: _scheduler_pb2.FinishReason
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    speculation: _scheduler_pb2.ChoiceSummary
+    def __init__(self, finish_reason: _Optional[_Union[_scheduler_pb2.FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[_scheduler_pb2.ChoiceSummary, _Mapping]] = ...) -> None: ...

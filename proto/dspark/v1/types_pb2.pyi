@@ -1,0 +1,67 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Regime(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REGIME_UNSPECIFIED: _ClassVar[Regime]
+    REGIME_GREEDY: _ClassVar[Regime]
+    REGIME_COUPLED: _ClassVar[Regime]
+    REGIME_REJECTION: _ClassVar[Regime]
+REGIME_UNSPECIFIED: Regime
+REGIME_GREEDY: Regime
+REGIME_COUPLED: Regime
+REGIME_REJECTION: Regime
+
+class SlotAdmission(_message.Message):
+    __slots__ = ("slot", "regime", "temperature", "top_k", "top_p", "min_p", "key")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REGIME_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    regime: Regime
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    key: int
+    def __init__(self, slot: _Optional[int] = ..., regime: _Optional[_Union[Regime, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., key: _Optional[int] = ...) -> None: ...
+
+class SlotUpdates(_message.Message):
+    __slots__ = ("releases", "admissions", "page_slots", "page_indices", "page_ids")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    releases: _containers.RepeatedScalarFieldContainer[int]
+    admissions: _containers.RepeatedCompositeFieldContainer[SlotAdmission]
+    page_slots: _containers.RepeatedScalarFieldContainer[int]
+    page_indices: _containers.RepeatedScalarFieldContainer[int]
+    page_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, releases: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[SlotAdmission, _Mapping]]] = ..., page_slots: _Optional[_Iterable[int]] = ..., page_indices: _Optional[_Iterable[int]] = ..., page_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PhaseTiming(_message.Message):
+    __slots__ = ("phase", "duration_ns")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    duration_ns: int
+    def __init__(self, phase: _Optional[str] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+
+class RowFailure(_message.Message):
+    __slots__ = ("row", "reason")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    reason: str
+    def __init__(self, row: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

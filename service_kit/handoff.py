@@ -1,0 +1,179 @@
+"""Shared-memory arenas: tensors that cross process boundaries without being copied into messages.
+
+An arena is one POSIX shared-memory object: a checked header, an optional stamp of four 64-bit integers per row
+(session, step or round, slot, position), then the raw rows. Nothing but bytes; nothing is unpickled.
+
+Life of an arena: the owner creates it (mode 0600) and holds a file lock on it while alive; the reader maps it by name
+and unlinks the name at once, so a crash later leaves nothing behind. What a crash between the two leaves is found by
+its free lock (`remove_orphans`).
+"""
+
+from __future__ import annotations
+
+import _posixshmem
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service_kit.errors import StaleArenaError
+
+_MAGIC = b"DSPARK\x00A"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIII4QQQ")  # magic, version, dtype, ndim, stamp_dims, shape, session, epoch
+_HEADER_BYTES = 128
+_DTYPES: tuple[npt.DTypeLike, ...] = (np.float32, np.float16, np.uint32, np.uint16)  # uint16 carries bfloat16 bits
+_PREFIX = "dspark-"
+_SHM_DIR = Path("/dev/shm")
+
+STAMP_WORDS = 4
+
+
+@dataclass(frozen=True)
+class ArenaSpec:
+    """What the two sides must agree on."""
+
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+    stamp_dims: int
+    """Leading dimensions that index stamped rows; 0 for no stamps."""
+    session: int
+    epoch: int
+    """Epoch of the owner."""
+
+    @property
+    def stamp_shape(self) -> tuple[int, ...]:
+        """Shape of the stamps, [..., 4]; empty without stamps."""
+        return (*self.shape[: self.stamp_dims], STAMP_WORDS) if self.stamp_dims else (0, STAMP_WORDS)
+
+    @property
+    def stamp_bytes(self) -> int:
+        """Bytes of the stamp region."""
+        return int(np.prod(self.stamp_shape)) * 8
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole object."""
+        return _HEADER_BYTES + self.stamp_bytes + int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+class Arena:
+    """A mapped arena. `rows` and `stamps` are views of shared memory."""
+
+    rows: npt.NDArray[Any]
+    stamps: npt.NDArray[np.uint64]
+
+    def __init__(self, name: str, spec: ArenaSpec, file: int, memory: mmap.mmap) -> None:
+        """Use `create` or `attach`."""
+        self.name, self.spec = name, spec
+        self._file, self._memory = file, memory
+        stamps = np.frombuffer(memory, np.uint64, spec.stamp_bytes // 8, _HEADER_BYTES)
+        rows = np.frombuffer(memory, spec.dtype, int(np.prod(spec.shape)), _HEADER_BYTES + spec.stamp_bytes)
+        self.stamps, self.rows = stamps.reshape(spec.stamp_shape), rows.reshape(spec.shape)
+
+    @classmethod
+    def create(cls, spec: ArenaSpec) -> Arena:
+        """Creates a zeroed arena. Raises OSError when shared memory is full (naming the size)."""
+        if not 1 <= len(spec.shape) <= 4:
+            raise ValueError(f"an arena has 1 to 4 dimensions, not {len(spec.shape)}")
+        name = f"{_PREFIX}{secrets.token_hex(8)}"
+        file = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                os.posix_fallocate(file, 0, spec.total_bytes)  # fail now, not with SIGBUS at the first touch
+            except OSError as error:
+                raise OSError(
+                    f"shared memory cannot hold {spec.total_bytes / 2**20:.0f} MiB more: lower max_num_seqs or the "
+                    "feature ring rows, or enlarge /dev/shm (shm_size in a container)"
+                ) from error
+            memory = mmap.mmap(file, spec.total_bytes)
+        except BaseException:
+            os.close(file)
+            _posixshmem.shm_unlink(f"/{name}")
+            raise
+        shape = (*spec.shape, 0, 0, 0)[:4]
+        dtype = [np.dtype(known) for known in _DTYPES].index(np.dtype(spec.dtype))
+        _HEADER.pack_into(
+            memory, 0, _MAGIC, _VERSION, dtype, len(spec.shape), spec.stamp_dims, *shape, spec.session, spec.epoch
+        )
+        return cls(name, spec, file, memory)
+
+    @classmethod
+    def attach(cls, name: str, *, session: int) -> Arena:
+        """Maps an existing arena and unlinks its name.
+
+        Raises StaleArenaError if it does not exist, is not ours, has a broken header or another session.
+        """
+        if not name.startswith(_PREFIX) or "/" in name:
+            raise StaleArenaError(f"{name!r} is not the name of an arena")
+        try:
+            file = _posixshmem.shm_open(f"/{name}", os.O_RDWR, 0o600)
+        except OSError as error:
+            raise StaleArenaError(f"arena {name} does not exist (its owner restarted?)") from error
+        try:
+            status = os.fstat(file)
+            if status.st_uid != os.getuid():
+                raise StaleArenaError(f"arena {name} belongs to user {status.st_uid}: run the services as one user")
+            if status.st_size < _HEADER_BYTES:
+                raise StaleArenaError(f"arena {name} has no header")
+            memory = mmap.mmap(file, status.st_size)
+            magic, version, dtype, ndim, stamp_dims, s0, s1, s2, s3, owner_session, epoch = _HEADER.unpack_from(memory)
+            if magic != _MAGIC or version != _VERSION or dtype >= len(_DTYPES) or ndim > 4 or stamp_dims > ndim:
+                raise StaleArenaError(f"arena {name} has a foreign header")
+            if owner_session != session:
+                raise StaleArenaError(f"arena {name} is of session {owner_session}, not {session}")
+            spec = ArenaSpec((s0, s1, s2, s3)[:ndim], _DTYPES[dtype], stamp_dims, owner_session, epoch)
+            if spec.total_bytes != status.st_size:
+                raise StaleArenaError(f"arena {name} is {status.st_size} bytes, its header says {spec.total_bytes}")
+        except BaseException:
+            os.close(file)
+            raise
+        arena = cls(name, spec, file, memory)
+        arena.unlink()
+        return arena
+
+    def unlink(self) -> None:
+        """Removes the name; the mapping stays. Harmless if already removed."""
+        with contextlib.suppress(FileNotFoundError):
+            _posixshmem.shm_unlink(f"/{self.name}")
+
+    def close(self) -> None:
+        """Drops the views, the name and the descriptor. Memory is freed when the last view elsewhere goes."""
+        self.unlink()
+        self.rows = np.empty(0, self.spec.dtype)
+        self.stamps = np.empty((0, STAMP_WORDS), np.uint64)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def remove_orphans() -> list[str]:
+    """Unlinks this user's arenas whose owner is gone (its lock is free). Returns their names. Linux only."""
+    removed: list[str] = []
+    if not _SHM_DIR.is_dir():
+        return removed
+    for path in _SHM_DIR.glob(f"{_PREFIX}*"):
+        try:
+            if path.stat().st_uid != os.getuid():
+                continue
+            file = os.open(path, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+        except BlockingIOError:
+            pass  # its owner lives
+        finally:
+            os.close(file)
+    return removed
