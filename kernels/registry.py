@@ -1,0 +1,50 @@
+"""Chooses one implementation of every operation. Signatures and meanings are those of each `reference.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Implementation = Literal["auto", "cpu", "reference"]
+
+
+class Ops(NamedTuple):
+    """The operations of a forward pass between its linear layers. Each writes into tensors that the caller gives."""
+
+    rms_norm: Callable[[Tensor, Tensor, float, Tensor], None]
+    """(x, weight, eps, out)"""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Tensor], None]
+    """(residual, delta, weight, eps, out)"""
+    silu_mul: Callable[[Tensor, Tensor], None]
+    """(gate_up, out)"""
+    paged_attention: Callable[..., None]
+    """(qkv, positions, row_slots, page_table, cos, sin, keys, values, q_norm, k_norm, eps, window, out)"""
+    write_context: Callable[..., None]
+    """(kv, positions, row_slots, page_table, cos, sin, keys, values, k_norm, eps)"""
+    block_attention: Callable[..., None]
+    """(qkv, anchor_positions, row_slots, block_len, page_table, cos, sin, keys, values, q_norm, k_norm, eps, window,
+    out)"""
+
+
+_FOLDERS = {
+    "rms_norm": "rms_norm",
+    "add_rms_norm": "rms_norm",
+    "silu_mul": "silu_mul",
+    "paged_attention": "paged_attention",
+    "write_context": "paged_attention",
+    "block_attention": "block_attention",
+}
+
+
+def load_ops(implementation: Implementation) -> Ops:
+    """Operations of one implementation: "cpu" compiled and row-exact, "reference" plain torch on any device.
+
+    "auto" takes the fastest one that this machine can run.
+    """
+    module = "reference"  # "auto" and "cpu" follow with the compiled kernels
+    return Ops(
+        **{name: getattr(import_module(f"kernels.{folder}.{module}"), name) for name, folder in _FOLDERS.items()}
+    )
