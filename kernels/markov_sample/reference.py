@@ -90,7 +90,7 @@ def confidence_logit(confidence: ConfidenceHead, hidden: FloatArray, embedding: 
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    sigmoid: FloatArray = 1 / (1 + np.exp(-x))
+    sigmoid: FloatArray = np.float32(1) / (np.float32(1) + np.exp(-x))
     return sigmoid
 
 

@@ -30,7 +30,7 @@ def _row_probs(logits: npt.NDArray[np.float32], sampling: SlotSampling) -> npt.N
         mass_through = np.cumsum(weights)
         is_reached_before = mass_through[:-1] >= sampling.top_p * mass_through[-1]
         weights[1:][is_reached_before] = 0.0
-    weights[weights < sampling.min_p * weights[0]] = 0.0
+    weights[1:][weights[1:] < sampling.min_p * weights[0]] = 0.0
     probs = np.empty_like(weights)
     probs[ranking] = weights / weights.sum()
     return probs
