@@ -1,0 +1,132 @@
+"""The target's weights: checked by name and shape, q·k·v and gate·up packed into one linear layer each."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.linear import Linear, WeightFormat, make_linear
+from service_kit.checkpoint import Checkpoint
+from verifier_service.config import TargetConfig
+
+_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+"""Buffers that old exports carry and the configuration already determines."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Linear  # hidden → (num_heads + 2 num_kv_heads) · head_dim
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    output: Linear  # num_heads · head_dim → hidden
+    post_attention_norm: Tensor  # [hidden]
+    gate_up: Linear  # hidden → 2 · intermediate
+    down: Linear  # intermediate → hidden
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """The whole model."""
+
+    embedding: Tensor  # [vocab, hidden] float32
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden]
+    lm_head: Linear  # hidden → vocab
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """Every linear layer, lm_head last."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+        yield self.lm_head
+
+    def padded_rows(self, num_rows: int) -> int:
+        """Most rows that one of the linear layers computes for `num_rows` rows."""
+        return max(linear.padded_rows(num_rows) for linear in self.linears)
+
+
+def load_weights(
+    checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat, cache_dir: Path | None = None
+) -> TargetWeights:
+    """Loads and packs all weights. Raises ConfigurationError naming tensors that are missing, unexpected or bad."""
+    names = ["model.embed_tokens.weight", "model.norm.weight", *([] if config.is_tied else ["lm_head.weight"])]
+    for index in range(config.num_layers):
+        names += [f"model.layers.{index}.{name}" for name in _layer_tensors(config)]
+    ignored = re.compile(f"{_IGNORED.pattern}|lm_head\\.weight") if config.is_tied else _IGNORED
+    checkpoint.require_names(names, ignored=ignored)
+
+    def linear(*parts: tuple[Tensor, Tensor | None]) -> Linear:
+        weights, biases = zip(*parts, strict=True)
+        bias = None if biases[0] is None else torch.cat(biases)
+        return make_linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, weight_format, cache_dir)
+
+    def load_layer(index: int) -> LayerWeights:
+        tensors = {
+            name: checkpoint.read(f"model.layers.{index}.{name}", shape)
+            for name, shape in _layer_tensors(config).items()
+        }
+
+        def projection(name: str) -> tuple[Tensor, Tensor | None]:
+            return tensors[f"{name}_proj.weight"], tensors.get(f"{name}_proj.bias")
+
+        return LayerWeights(
+            input_norm=tensors["input_layernorm.weight"],
+            qkv=linear(*(projection(f"self_attn.{name}") for name in "qkv")),
+            q_norm=tensors.get("self_attn.q_norm.weight"),
+            k_norm=tensors.get("self_attn.k_norm.weight"),
+            output=linear(projection("self_attn.o")),
+            post_attention_norm=tensors["post_attention_layernorm.weight"],
+            gate_up=linear(projection("mlp.gate"), projection("mlp.up")),
+            down=linear(projection("mlp.down")),
+        )
+
+    embedding_shape = (config.vocab_size, config.hidden_size)
+    embedding = checkpoint.read("model.embed_tokens.weight", embedding_shape)
+    head = embedding if config.is_tied else checkpoint.read("lm_head.weight", embedding_shape)
+    weights = TargetWeights(
+        embedding=embedding,
+        layers=tuple(load_layer(index) for index in range(config.num_layers)),
+        final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
+        lm_head=linear((head, None)),
+    )
+    norms = [weights.final_norm, *(norm for layer in weights.layers for norm in (layer.input_norm, layer.q_norm))]
+    if all(bool((norm == 1).all()) for norm in norms if norm is not None):
+        logger.warning("%s: every norm weight is exactly 1: an untrained or badly exported target", checkpoint.name)
+    return weights
+
+
+def _layer_tensors(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Names (within a layer) and shapes of one layer's tensors."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = {
+        "self_attn.q": (q_size, hidden),
+        "self_attn.k": (kv_size, hidden),
+        "self_attn.v": (kv_size, hidden),
+        "self_attn.o": (hidden, q_size),
+        "mlp.gate": (inner, hidden),
+        "mlp.up": (inner, hidden),
+        "mlp.down": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if config.has_qk_norm:
+        shapes |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+    for name, shape in projections.items():
+        shapes[f"{name}_proj.weight"] = shape
+        if config.has_attention_bias if name.startswith("self_attn") else config.has_mlp_bias:
+            shapes[f"{name}_proj.bias"] = shape[:1]
+    return shapes
