@@ -54,6 +54,19 @@ class MarkovHead:
     projection_bias: npt.NDArray[np.float32] | None = None
     """gated: [r]; rnn: [3r]; vanilla: None."""
 
+    def __post_init__(self) -> None:
+        """Makes every array C-contiguous, writeable float32 (torch shares no other). Raises ValueError on shapes."""
+        for name in ("w1", "w2", "projection", "projection_bias"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, np.require(getattr(self, name), np.float32, ("C", "W")))
+        num_outputs = {MarkovKind.VANILLA: 0, MarkovKind.GATED: self.rank, MarkovKind.RNN: 3 * self.rank}[self.kind]
+        shapes = [None if array is None else len(array) for array in (self.projection, self.projection_bias)]
+        if self.w2.shape[1] != self.rank or shapes != ([num_outputs] * 2 if num_outputs else [None] * 2):
+            raise ValueError(
+                f"{self.kind.value} Markov head of rank {self.rank}: w2 is {self.w2.shape} and its projection has "
+                f"{shapes[0]} outputs, {shapes[1]} biases instead of {num_outputs}"
+            )
+
     @property
     def rank(self) -> int:
         """r."""
@@ -67,6 +80,10 @@ class ConfidenceHead:
     weight: npt.NDArray[np.float32]
     """[1, H], or [1, H + r] when it sees W1[x[k - 1]] too."""
     bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Makes the weight C-contiguous, writeable float32."""
+        object.__setattr__(self, "weight", np.require(self.weight, np.float32, ("C", "W")))
 
 
 class BlockDraft(NamedTuple):
