@@ -1,0 +1,1 @@
+"""The drafter executor: DSpark weights, draft K/V pages, and the gRPC service around them."""

@@ -1,0 +1,154 @@
+"""Weights of a drafter, read from its checkpoint and its target's and packed for the forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drafter_service.config import DrafterConfig
+from drafter_service.pair import DRAFT_TO_TARGET, Pair, expected_shapes
+from kernels.linear import Linear, WeightFormat, make_linear
+from kernels.markov_sample import ConfidenceHead, MarkovHead, MarkovKind
+from service_kit.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One draft layer. Projections of the same input are packed into one."""
+
+    input_norm: Tensor  # [H]
+    qkv: Linear  # H -> (Hq + 2·Hkv)·D
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    o: Linear  # Hq·D -> H
+    post_attention_norm: Tensor  # [H]
+    gate_up: Linear  # H -> 2·I
+    down: Linear  # I -> H
+    window: int
+
+
+@dataclass(frozen=True)
+class DrafterWeights:
+    """Everything a draft pass reads."""
+
+    embedding: Tensor  # [V, H], float32 or float16 as the weight format says
+    context_fc: Linear  # features -> H
+    context_norm: Tensor  # [H]
+    context_kv: Linear  # H -> layers·2·Hkv·D: K and V of all layers at once
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [H]
+    lm_head: Linear  # H -> Vd
+    markov: MarkovHead | None
+    confidence: ConfidenceHead | None
+    draft_to_target: npt.NDArray[np.uint32] | None  # [Vd] target ids; None for the whole vocabulary
+
+
+class _Reader:
+    """Reads tensors of the drafter by name, in the shapes its configuration asks for."""
+
+    def __init__(self, pair: Pair, weight_format: WeightFormat) -> None:
+        self._checkpoint, self._shapes, self._format = pair.drafter, expected_shapes(pair.config), weight_format
+
+    def tensor(self, name: str) -> Tensor:
+        return self._checkpoint.read(name, self._shapes[name])
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.tensor(name) if name in self._shapes else None
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        return self.tensor(name).numpy()
+
+    def stacked(self, *names: str) -> tuple[Tensor, Tensor | None]:
+        """Weights of projections of one input, one under the other, and their biases likewise."""
+        biases = [bias for name in names if (bias := self.optional(f"{name}.bias")) is not None]
+        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        return weight, torch.cat(biases) if biases else None
+
+    def linear(self, *names: str) -> Linear:
+        """One packed linear layer for all `names`."""
+        return make_linear(*self.stacked(*names), self._format)
+
+
+def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
+    """Reads and packs a checked pair. Raises ConfigurationError naming a tensor that is corrupt."""
+    config, read = pair.config, _Reader(pair, weight_format)
+    draft_to_target = _draft_to_target(pair)
+    embedding_checkpoint, embedding_name = pair.embedding_source
+    embedding = embedding_checkpoint.read(embedding_name, (config.vocab_size, config.hidden_size))
+    kv_names = [f"layers.{i}.self_attn.{p}_proj" for i in range(config.num_layers) for p in "kv"]
+    return DrafterWeights(
+        embedding=embedding.half() if weight_format == "fp16" else embedding,
+        context_fc=read.linear("fc"),
+        context_norm=read.tensor("hidden_norm.weight"),
+        context_kv=read.linear(*kv_names),
+        layers=tuple(_layer(read, i, window) for i, window in enumerate(config.windows)),
+        final_norm=read.tensor("norm.weight"),
+        lm_head=make_linear(_lm_head_rows(pair, draft_to_target), None, weight_format),
+        markov=_markov(read, config),
+        confidence=_confidence(read, config),
+        draft_to_target=draft_to_target,
+    )
+
+
+def _layer(read: _Reader, index: int, window: int) -> LayerWeights:
+    name = f"layers.{index}"
+    return LayerWeights(
+        input_norm=read.tensor(f"{name}.input_layernorm.weight"),
+        qkv=read.linear(*(f"{name}.self_attn.{p}_proj" for p in "qkv")),
+        q_norm=read.optional(f"{name}.self_attn.q_norm.weight"),
+        k_norm=read.optional(f"{name}.self_attn.k_norm.weight"),
+        o=read.linear(f"{name}.self_attn.o_proj"),
+        post_attention_norm=read.tensor(f"{name}.post_attention_layernorm.weight"),
+        gate_up=read.linear(f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"),
+        down=read.linear(f"{name}.mlp.down_proj"),
+        window=window,
+    )
+
+
+def _draft_to_target(pair: Pair) -> npt.NDArray[np.uint32] | None:
+    """Target ids of the draft vocabulary from their offsets: target = draft + d2t[draft]."""
+    config = pair.config
+    if not config.is_vocab_reduced:
+        return None
+    offsets = pair.drafter.read(DRAFT_TO_TARGET, (config.draft_vocab_size,), kind="int").numpy()
+    ids: npt.NDArray[np.int64] = np.arange(config.draft_vocab_size) + offsets
+    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
+        raise ConfigurationError(
+            f"{pair.drafter.name}: tensor {DRAFT_TO_TARGET} gives target ids {ids.min()} ... {ids.max()} with "
+            f"{len(ids) - len(np.unique(ids))} repeats: they must be distinct and below {config.vocab_size}",
+            field="model",
+        )
+    return ids.astype(np.uint32)
+
+
+def _lm_head_rows(pair: Pair, draft_to_target: npt.NDArray[np.uint32] | None) -> Tensor:
+    """Rows of the output projection for the draft vocabulary, [Vd, H]."""
+    checkpoint, name = pair.lm_head_source
+    weight = checkpoint.read(name, checkpoint.shapes[name])
+    if draft_to_target is None or len(weight) == len(draft_to_target):
+        return weight
+    return weight[torch.from_numpy(draft_to_target.astype(np.int64))]
+
+
+def _markov(read: _Reader, config: DrafterConfig) -> MarkovHead | None:
+    if config.markov_head_type is None:
+        return None
+    kind = MarkovKind(config.markov_head_type)
+    projection = {MarkovKind.GATED: "markov_head.gate_proj", MarkovKind.RNN: "markov_head.joint_proj"}.get(kind)
+    return MarkovHead(
+        kind=kind,
+        w1=read.array("markov_head.markov_w1.weight"),
+        w2=read.array("markov_head.markov_w2.weight"),
+        projection=read.array(f"{projection}.weight") if projection else None,
+        projection_bias=read.array(f"{projection}.bias") if projection else None,
+    )
+
+
+def _confidence(read: _Reader, config: DrafterConfig) -> ConfidenceHead | None:
+    if not config.has_confidence_head:
+        return None
+    return ConfidenceHead(read.array("confidence_head.proj.weight"), float(read.array("confidence_head.proj.bias")[0]))
