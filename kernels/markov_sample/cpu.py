@@ -66,7 +66,7 @@ def sample_block(
                 token_position = int(positions[b]) + 1 + k
                 weights = _weights(slot_logits[b], row_sampling.temperature)
                 if row_sampling.regime == Regime.COUPLED:
-                    indices[b] = _coupled(weights, row_sampling.key, token_position, draft_to_target)
+                    indices[b] = coupled_index(weights, draft_to_target, row_sampling.key, token_position)
                 else:
                     assert probs_out is not None
                     np.divide(weights, weights.sum(), out=probs_out, casting="same_kind")
@@ -118,13 +118,3 @@ def _weights(logits: FloatArray, temperature: float) -> npt.NDArray[np.float64]:
     scaled: npt.NDArray[np.float64] = np.subtract(logits, logits.max(), dtype=np.float64)
     scaled /= temperature
     return np.exp(scaled, out=scaled)
-
-
-def _coupled(
-    weights: npt.NDArray[np.float64], key: int, token_position: int, draft_to_target: npt.NDArray[np.uint32] | None
-) -> int:
-    """Draft index that the target's own noise picks."""
-    if draft_to_target is None:
-        return coupled_index(weights, uniforms(key, Purpose.COUPLED, token_position, 0, weights.size))
-    draws = uniforms(key, Purpose.COUPLED, token_position, 0, int(draft_to_target.max()) + 1)
-    return coupled_index(weights, draws[draft_to_target])

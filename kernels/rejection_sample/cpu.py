@@ -48,8 +48,11 @@ def _certain_token(row: npt.NDArray[np.float32], sampling: SlotSampling, token_p
     """The token a greedy or coupled target chooses; drafts have no say in it."""
     if sampling.regime == Regime.GREEDY:
         return greedy_token(row)
-    draws = uniforms(sampling.key, Purpose.COUPLED, token_position, 0, row.size)
-    return coupled_index(_row_probs(row, sampling), draws)
+    probs = _row_probs(row, sampling)
+    if not sampling.is_filtered:
+        return coupled_index(probs, None, sampling.key, token_position)
+    kept_ids = np.flatnonzero(probs)
+    return int(kept_ids[coupled_index(probs[kept_ids], kept_ids, sampling.key, token_position)])
 
 
 def _judge(
