@@ -1,0 +1,40 @@
+"""The REST application."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from gateway.auth import ApiKeys, AuthMiddleware
+from gateway.generation import TextGenerator
+from gateway.routes.generate import generate_router
+from gateway.routes.info import info_router
+from gateway.settings import GatewaySettings
+from gateway.web import RequestContext, error_response, http_exception_response
+from service_kit.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys) -> FastAPI:
+    """The application. Starts nothing: the caller runs the generator's readiness."""
+    app = FastAPI(title="DSpark", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def on_service_error(request: Request, error: Exception) -> Response:
+        _log.info("refused %s: %s", request.url.path, error)
+        return error_response(error, retry_after_s=settings.retry_after_s)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return http_exception_response(error)
+
+    app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.include_router(generate_router(settings, generator))
+    app.include_router(info_router(settings, generator))
+    app.add_middleware(AuthMiddleware, keys=keys)
+    app.add_middleware(RequestContext)
+    return app

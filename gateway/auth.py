@@ -1,0 +1,57 @@
+"""API keys: every path is closed unless it is on the allow-list."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import AuthenticationError
+from gateway.web import error_response
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""Paths that need no key, compared exactly."""
+
+
+class ApiKeys:
+    """The accepted keys. Without any, everyone is let in."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Keeps digests only: comparing those takes the same time whatever the lengths."""
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def require(self, authorization: str | None) -> None:
+        """Checks an Authorization value ("Bearer KEY"). Raises AuthenticationError."""
+        if not self._digests:
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise AuthenticationError("no API key: send the header Authorization: Bearer KEY")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        # All are compared, so that the time does not tell which one matched.
+        if sum(hmac.compare_digest(digest, known) for known in self._digests) == 0:
+            raise AuthenticationError("the API key is wrong")
+
+
+class AuthMiddleware:
+    """Refuses every request without a valid key, before anything reads it."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        """Wraps `app`."""
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is allowed; answers 401 otherwise."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                self._keys.require(Headers(scope=scope).get("authorization"))
+            except AuthenticationError as error:
+                response = error_response(error, retry_after_s=0)
+                response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,114 @@
+"""Between the gateway's types and the scheduler's messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark.v1 import scheduler_pb2
+
+from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
+
+_TO_REASON: dict[int, FinishReason] = {
+    scheduler_pb2.FINISH_REASON_STOP: "stop",
+    scheduler_pb2.FINISH_REASON_LENGTH: "length",
+    scheduler_pb2.FINISH_REASON_ABORT: "abort",
+    scheduler_pb2.FINISH_REASON_ERROR: "error",
+}
+_FROM_REASON: dict[FinishReason, Any] = {reason: value for value, reason in _TO_REASON.items()}
+
+
+def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
+    """The message of a request."""
+    sampling = request.sampling
+    return scheduler_pb2.GenerateRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=scheduler_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+        ),
+        max_tokens=request.max_tokens,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        num_choices=request.num_choices,
+    )
+
+
+def abort_to_pb(request_id: str, choice: int | None, reason: FinishReason) -> scheduler_pb2.AbortRequest:
+    """The message that ends a request or one of its choices."""
+    return scheduler_pb2.AbortRequest(request_id=request_id, choice=choice, reason=_FROM_REASON[reason])
+
+
+def response_from_pb(response: scheduler_pb2.GenerateResponse) -> Tokens | Summary:
+    """One message of the stream."""
+    if response.WhichOneof("event") == "chunk":
+        chunk = response.chunk
+        return Tokens(chunk.choice, list(chunk.token_ids), chunk.num_accepted, _TO_REASON.get(int(chunk.finish_reason)))
+    summary = response.summary
+    return Summary(
+        choices=tuple(map(stats_from_pb, summary.choices)),
+        num_prompt_tokens=summary.num_prompt_tokens,
+        error=summary.error,
+        speculation_off_reason=summary.speculation_off_reason,
+    )
+
+
+def stats_from_pb(stats: scheduler_pb2.ChoiceSummary) -> ChoiceStats:
+    """Statistics of one choice."""
+    return ChoiceStats(
+        choice=stats.choice,
+        finish_reason=_TO_REASON.get(int(stats.finish_reason)),
+        num_tokens=stats.num_tokens,
+        num_steps=stats.num_steps,
+        num_drafted=stats.num_drafted,
+        num_verified=stats.num_verified,
+        num_accepted=stats.num_accepted,
+        accepted_histogram=tuple(stats.accepted_histogram),
+    )
+
+
+def stats_to_pb(stats: ChoiceStats) -> scheduler_pb2.ChoiceSummary:
+    """The message of one choice's statistics."""
+    return scheduler_pb2.ChoiceSummary(
+        choice=stats.choice,
+        finish_reason=reason_to_pb(stats.finish_reason),
+        num_tokens=stats.num_tokens,
+        num_steps=stats.num_steps,
+        num_drafted=stats.num_drafted,
+        num_verified=stats.num_verified,
+        num_accepted=stats.num_accepted,
+        accepted_histogram=stats.accepted_histogram,
+    )
+
+
+def reason_to_pb(reason: FinishReason | None) -> Any:
+    """The enum value of a finish reason."""
+    return _FROM_REASON[reason] if reason else scheduler_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def sampling_from_pb(params: scheduler_pb2.SamplingParams) -> Sampling:
+    """Sampling with None where a field is unset."""
+    return Sampling(
+        **{
+            name: getattr(params, name)
+            for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+            if params.HasField(name)
+        }
+    )
+
+
+def model_info_from_pb(info: scheduler_pb2.GetModelInfoResponse) -> ModelInfo:
+    """What is served."""
+    return ModelInfo(
+        model=info.model,
+        drafter=info.drafter,
+        verify_mode=info.verify_mode,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        max_num_seqs=info.max_num_seqs,
+        block_size=info.block_size,
+        sampling_defaults=sampling_from_pb(info.sampling_defaults),
+    )

@@ -1,0 +1,270 @@
+"""Text in, text out: what the REST API and the gRPC text service share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from opentelemetry import trace
+
+from gateway.detokenizer import Detokenizer, Piece
+from gateway.errors import ContextLengthError, GenerationFailedError, UnknownModelError
+from gateway.prompts import PromptEncoder
+from gateway.readiness import Readiness
+from gateway.scheduler_client import SchedulerClient, TokenStream
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.settings import GatewaySettings
+from gateway.tokenizer import TextTokenizer
+from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
+from service_kit.errors import InvalidRequestError, UnavailableError
+
+_SUMMARY_TIMEOUT_S = 5.0
+_log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one choice."""
+
+    choice: int
+    pieces: tuple[Piece, ...]
+    token_ids: list[int]
+    """The step's tokens, up to the end of a stop string."""
+    num_tokens: int
+    """Tokens of the choice so far."""
+    finish_reason: FinishReason | None
+    """Set on the choice's last delta."""
+
+    @property
+    def text(self) -> str:
+        """Text that is final since the last delta."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a request."""
+
+    choices: tuple[ChoiceStats, ...]
+    """Empty when the scheduler did not say."""
+    speculation_off_reason: str
+
+
+class Generation:
+    """One admitted prompt with its choices."""
+
+    def __init__(
+        self, request: TokenRequest, stream: TokenStream, scheduler: SchedulerClient, detokenizers: list[Detokenizer]
+    ) -> None:
+        """Use TextGenerator."""
+        self.request = request
+        self._stream = stream
+        self._scheduler = scheduler
+        self._detokenizers = detokenizers
+        self._num_tokens = [0] * request.num_choices
+        self._reasons: list[FinishReason | None] = [None] * request.num_choices
+        self._started = time.monotonic()
+        self._span = trace.get_current_span()
+
+    async def events(self) -> AsyncGenerator[Delta | End, None]:
+        """Deltas of all choices as they come, then one End. Closing the iterator aborts what still runs.
+
+        Raises a ServiceError when the scheduler is lost or fails the request.
+        """
+        summary: Summary | None = None
+        try:
+            async with aclosing(self._stream.__aiter__()) as messages:
+                while (message := await self._next(messages)) is not None:
+                    if isinstance(message, Summary):
+                        summary = message
+                        break
+                    if self._reasons[message.choice] is None and (delta := self._take(message)) is not None:
+                        yield delta
+                        if delta.finish_reason is not None and message.finish_reason is None:  # a stop string
+                            await self._scheduler.abort(self.request.request_id, message.choice, "stop")
+            if summary is not None and None in self._reasons:
+                raise GenerationFailedError(summary.error or "the server aborted this request")
+            yield End(summary.choices if summary else (), summary.speculation_off_reason if summary else "")
+        finally:
+            self.cancel()
+            self._report()
+
+    def cancel(self) -> None:
+        """Aborts what still runs."""
+        self._stream.cancel()
+
+    async def _next(self, messages: AsyncIterator[Tokens | Summary]) -> Tokens | Summary | None:
+        """The next message; None when the stream ends, or when only a summary is left that does not come."""
+        is_done = None not in self._reasons
+        try:
+            return await asyncio.wait_for(messages.__anext__(), _SUMMARY_TIMEOUT_S if is_done else None)
+        except (StopAsyncIteration, asyncio.TimeoutError):
+            if not is_done:
+                raise UnavailableError("the scheduler ended the stream early") from None
+            return None
+
+    def _take(self, message: Tokens) -> Delta | None:
+        """The delta of a message; None when the choice failed (the summary says why)."""
+        choice, reason = message.choice, message.finish_reason
+        if reason in ("abort", "error"):
+            return None
+        step = self._detokenizers[choice].push(message.token_ids, message.num_accepted, is_last=reason is not None)
+        self._num_tokens[choice] += step.num_tokens
+        self._reasons[choice] = "stop" if step.is_stopped else reason
+        return Delta(
+            choice, step.pieces, message.token_ids[: step.num_tokens], self._num_tokens[choice], self._reasons[choice]
+        )
+
+    def _report(self) -> None:
+        reasons = [reason or "abort" for reason in self._reasons]
+        num_prompt, num_tokens = len(self.request.prompt_token_ids), sum(self._num_tokens)
+        _log.info(
+            "request %s ended: %s, %d prompt tokens, %d generated, %.2f s",
+            self.request.request_id,
+            ",".join(reasons),
+            num_prompt,
+            num_tokens,
+            time.monotonic() - self._started,
+        )
+        self._span.set_attributes(
+            {
+                "gen_ai.response.id": self.request.request_id,
+                "gen_ai.response.finish_reasons": reasons,
+                "gen_ai.usage.input_tokens": num_prompt,
+                "gen_ai.usage.output_tokens": num_tokens,
+            }
+        )
+
+
+class TextGenerator:
+    """Starts generations: names, prompts, limits, defaults, admission."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        scheduler: SchedulerClient,
+        readiness: Readiness,
+        tokenizer: TextTokenizer,
+        encoder: PromptEncoder,
+    ) -> None:
+        """`encoder` must use `tokenizer`."""
+        self.model_names = settings.resolved_model_names()
+        self.readiness = readiness
+        self._settings = settings
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+
+    def resolve_model(self, name: str | None) -> str:
+        """The served name a request means. Raises UnknownModelError naming the served ones."""
+        if not name:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise UnknownModelError(f"model {name[:200]!r} does not exist; served: {served}", field="model")
+        return name
+
+    async def start_chat(self, request: ChatRequest) -> Generation:
+        """Admits a chat. Raises a ServiceError when it is refused."""
+        info = self._prepare(request, "chat")
+        messages, variables = request.template_messages(), request.template_variables()
+        token_ids = await self._in_thread(lambda: self._encoder.encode_chat(messages, variables))
+        return await self._start(request, info, token_ids, "messages")
+
+    async def start_completions(self, request: CompletionRequest) -> list[Generation]:
+        """Admits every prompt, or none of them. Raises a ServiceError when one is refused."""
+        info = self._prepare(request, "text_completion")
+        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+        encoded = iter(await self._in_thread(lambda: list(map(self._encoder.encode_text, texts))))
+        prompts = [prompt if isinstance(prompt, list) else next(encoded) for prompt in request.prompt]
+        async with AsyncExitStack() as undo:
+            generations = []
+            for token_ids in prompts:
+                generations.append(await self._start(request, info, token_ids, "prompt"))
+                undo.callback(generations[-1].cancel)
+            undo.pop_all()
+        return generations
+
+    def _prepare(self, request: GenerationRequest, operation: str) -> ModelInfo:
+        """Checks that cost nothing. Returns what is served."""
+        model = self.resolve_model(request.model)
+        info = self.readiness.require_info()
+        if request.n is not None and request.n > info.max_num_seqs:
+            raise InvalidRequestError(f"n: at most {info.max_num_seqs} (max_num_seqs), got {request.n}", field="n")
+        for token_id in request.stop_token_ids or ():
+            if not 0 <= token_id < info.vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids: {token_id} is outside the vocabulary of {info.vocab_size}", field="stop_token_ids"
+                )
+        optional = {
+            "gen_ai.request.temperature": request.temperature,
+            "gen_ai.request.top_p": request.top_p,
+            "gen_ai.request.max_tokens": request.token_limit,
+            "gen_ai.request.seed": request.seed if request.seed is None else str(request.seed),
+        }
+        trace.get_current_span().set_attributes(
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "dspark",
+                "gen_ai.request.model": model,
+                **{key: value for key, value in optional.items() if value is not None},
+            }
+        )
+        return info
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _start(self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str) -> Generation:
+        num_prompt = len(token_ids)
+        if num_prompt == 0:
+            raise InvalidRequestError(f"{field}: the prompt has no tokens", field=field)
+        room = info.max_model_len - num_prompt
+        if room < 1:
+            raise ContextLengthError(
+                f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+                f"{num_prompt + 1} tokens ({num_prompt} in the {field}, at least 1 in the completion). "
+                f"Please reduce the length of the {field}.",
+                field=field,
+            )
+        largest = max(token_ids)
+        if largest >= info.vocab_size:
+            raise InvalidRequestError(
+                f"{field}: token id {largest} is outside the vocabulary of {info.vocab_size}", field=field
+            )
+        token_request = TokenRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=token_ids,
+            sampling=_with_defaults(request.sampling(), info.sampling_defaults),
+            max_tokens=min(room, request.token_limit or room),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            num_choices=request.n or 1,
+        )
+        stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
+        detokenizers = [
+            Detokenizer(self._tokenizer.token_bytes, request.stop) for _ in range(token_request.num_choices)
+        ]
+        return Generation(token_request, stream, self._scheduler, detokenizers)
+
+    def close(self) -> None:
+        """Ends the worker threads."""
+        self._threads.shutdown(wait=False)
+
+
+def _with_defaults(sampling: Sampling, defaults: Sampling) -> Sampling:
+    unset = {
+        name: getattr(defaults, name)
+        for name in ("temperature", "top_k", "top_p", "min_p")
+        if getattr(sampling, name) is None
+    }
+    return replace(sampling, **unset)

@@ -1,0 +1,239 @@
+"""OpenAI-shaped answers of chat and completion requests, whole and in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.detokenizer import Piece
+from gateway.generation import Delta, End, Generation
+from gateway.schemas import GenerationRequest
+from gateway.tokens import ChoiceStats, ModelInfo
+
+DONE = b"data: [DONE]\n\n"
+
+
+def fingerprint(info: ModelInfo) -> str:
+    """`system_fingerprint`: changes with the target, the drafter and the context length."""
+    text = "\n".join((info.model, info.drafter, str(info.max_model_len)))
+    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event: a data line and nothing else (ids and named events break clients)."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+@dataclass
+class _Choice:
+    """A choice of a whole answer while it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    num_tokens: int = 0
+    finish_reason: str | None = None
+
+
+class Answer:
+    """The answer to one request: all its prompts and their choices. Choice c of prompt p has index p * n + c."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        generations: Sequence[Generation],
+        *,
+        model: str,
+        info: ModelInfo,
+        is_chat: bool,
+    ) -> None:
+        """`model` is the name the client asked for."""
+        self._request = request
+        self._generations = generations
+        self._is_chat = is_chat
+        self._info = info
+        self._num_choices = generations[0].request.num_choices
+        self._num_prompt = sum(len(g.request.prompt_token_ids) for g in generations)
+        self._num_tokens = [0] * (len(generations) * self._num_choices)
+        self._with_ids = bool(request.return_token_ids)
+        self._with_pieces = request.dspark is not None and request.dspark.pieces
+        self._root = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{generations[0].request.request_id}",
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint(info),
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = [_Choice() for _ in self._num_tokens]
+        end: End | None = None
+        async with aclosing(_merge(self._generations)) as events:
+            async for prompt, item in events:
+                if isinstance(item, End):
+                    end = item
+                    continue
+                choice = choices[self._count(prompt, item)]
+                choice.text += item.text
+                choice.token_ids += item.token_ids
+                choice.pieces += item.pieces
+                choice.finish_reason = item.finish_reason
+        body: dict[str, Any] = {**self._root, "choices": [self._choice(i, c) for i, c in enumerate(choices)]}
+        if self._with_ids and self._is_chat:
+            body["prompt_token_ids"] = self._generations[0].request.prompt_token_ids
+        return {**body, "usage": self._usage(), **self._statistics(end)}
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events, one a step, without the final DONE."""
+        options = self._request.stream_options
+        with_usage = bool(options and options.include_usage)
+        is_continuous = bool(options and options.continuous_usage_stats)
+        sends_empty = self._with_ids or is_continuous
+        root: dict[str, Any] = {**self._root, "object": "chat.completion.chunk" if self._is_chat else "text_completion"}
+        if with_usage and not is_continuous:
+            root["usage"] = None
+        opened: set[int] = set()
+        end: End | None = None
+        async with aclosing(_merge(self._generations)) as events:
+            async for prompt, item in events:
+                if isinstance(item, End):
+                    end = item
+                    continue
+                index = self._count(prompt, item)
+                if not item.text and item.finish_reason is None and not sends_empty:
+                    continue
+                usage = {"usage": self._usage()} if is_continuous else {}
+                data = b""
+                if index not in opened:
+                    opened.add(index)
+                    data = self._opening(root, index, prompt, usage)
+                yield data + event({**root, "choices": [self._delta(index, item)], **usage})
+        if with_usage:
+            yield event({**root, "choices": [], "usage": self._usage(), **self._statistics(end)})
+
+    def cancel(self) -> None:
+        """Aborts what still runs."""
+        for generation in self._generations:
+            generation.cancel()
+
+    def _count(self, prompt: int, delta: Delta) -> int:
+        index = prompt * self._num_choices + delta.choice
+        self._num_tokens[index] = delta.num_tokens
+        return index
+
+    def _opening(self, root: dict[str, Any], index: int, prompt: int, usage: dict[str, Any]) -> bytes:
+        """The first chunk of a choice: a chat's role; of a completion only if there are prompt ids to tell."""
+        prompt_ids = self._generations[prompt].request.prompt_token_ids
+        if self._is_chat:
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            ids = {"prompt_token_ids": prompt_ids} if self._with_ids else {}
+            return event({**root, "choices": [choice], **ids, **usage})
+        if not self._with_ids:
+            return b""
+        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "prompt_token_ids": prompt_ids}
+        return event({**root, "choices": [choice], **usage})
+
+    def _delta(self, index: int, item: Delta) -> dict[str, Any]:
+        if self._is_chat:
+            body: dict[str, Any] = {"delta": {"content": item.text} if item.text else {}}
+        else:
+            body = {"text": item.text}
+        choice = {"index": index, **body, "logprobs": None, "finish_reason": item.finish_reason}
+        return choice | self._extras(item.token_ids, item.pieces)
+
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        if self._is_chat:
+            body: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        else:
+            body = {"text": choice.text}
+            if self._with_ids:
+                body["prompt_token_ids"] = self._generations[index // self._num_choices].request.prompt_token_ids
+        whole = {"index": index, **body, "logprobs": None, "finish_reason": choice.finish_reason}
+        return whole | self._extras(choice.token_ids, choice.pieces)
+
+    def _extras(self, token_ids: list[int], pieces: Sequence[Piece]) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self._with_ids:
+            extras["token_ids"] = token_ids
+        if self._with_pieces:
+            extras["dspark"] = {"pieces": [[piece.text, piece.is_accepted_draft] for piece in pieces]}
+        return extras
+
+    def _usage(self) -> dict[str, Any]:
+        num_tokens = sum(self._num_tokens)
+        return {
+            "prompt_tokens": self._num_prompt,
+            "completion_tokens": num_tokens,
+            "total_tokens": self._num_prompt + num_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def _statistics(self, end: End | None) -> dict[str, Any]:
+        """Speculation statistics, for a request with a single choice."""
+        if end is None or len(self._num_tokens) != 1:
+            return {}
+        off = {"dspark": {"speculation_off_reason": end.speculation_off_reason}} if end.speculation_off_reason else {}
+        if not end.choices or self._info.block_size == 0:
+            return off
+        return {"metrics": {"speculative_decoding": _speculation(end.choices[0], self._info.block_size)}, **off}
+
+
+def _speculation(stats: ChoiceStats, block_size: int) -> dict[str, Any]:
+    """The statistics under the names other servers and benchmark tools use."""
+    histogram = [*stats.accepted_histogram, *[0] * (block_size + 1 - len(stats.accepted_histogram))]
+    return {
+        "mean_acceptance_length": 1 + stats.num_accepted / stats.num_steps if stats.num_steps else None,
+        "draft_acceptance_rate": stats.num_accepted / stats.num_verified if stats.num_verified else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": stats.num_steps,
+        "num_accepted_draft_tokens": stats.num_accepted,
+        "num_draft_tokens": stats.num_verified,
+        "num_drafted_tokens": stats.num_drafted,
+        "num_spec_tokens": block_size,
+    }
+
+
+async def _merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta | End], None]:
+    """Events of all generations as they come, with the prompt's number. Closing it closes them all."""
+    if len(generations) == 1:
+        async with aclosing(generations[0].events()) as events:
+            async for item in events:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, Delta | End] | Exception | None] = asyncio.Queue()
+
+    async def pump(prompt: int, generation: Generation) -> None:
+        try:
+            async with aclosing(generation.events()) as events:
+                async for item in events:
+                    queue.put_nowait((prompt, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(prompt, generation)) for prompt, generation in enumerate(generations)]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            entry = await queue.get()
+            if isinstance(entry, Exception):
+                raise entry
+            if entry is None:
+                num_running -= 1
+            else:
+                yield entry
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for generation in generations:
+            generation.cancel()

@@ -1,0 +1,62 @@
+"""What is served and whether it is ready: /v1/models, /health, /version."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from gateway.errors import error_body
+from gateway.generation import TextGenerator
+from gateway.settings import GatewaySettings
+from gateway.web import json_response
+
+
+def info_router(settings: GatewaySettings, generator: TextGenerator) -> APIRouter:
+    """Endpoints that never touch the scheduler: they answer from what the gateway last heard."""
+    router = APIRouter()
+    readiness = generator.readiness
+    started = int(time.time())
+    version = metadata.version("dspark-server")
+
+    def model_card(name: str) -> dict[str, Any]:
+        info = readiness.require_info()
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "dspark",
+            "root": generator.model_names[0],
+            "max_model_len": info.max_model_len,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [model_card(name) for name in generator.model_names]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return json_response(model_card(generator.resolve_model(name)))
+
+    @router.get("/health/live")
+    async def live() -> Response:
+        return json_response({"status": "live"})
+
+    @router.get("/health")
+    @router.get("/health/ready")
+    async def ready() -> Response:
+        if readiness.state == "ready":
+            return json_response({"status": "ready"})
+        is_loading = readiness.state == "loading"
+        message = "the model is loading" if is_loading else "the model server is not available"
+        body = error_body(message, "server_error", code=readiness.state)
+        return json_response(body, 503, {"retry-after": str(settings.retry_after_s)})
+
+    @router.get("/version")
+    async def show_version() -> Response:
+        return json_response({"version": version})
+
+    return router

@@ -1,0 +1,107 @@
+"""The gRPC text service: the same generations as the REST API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import grpc
+from dspark.v1 import gateway_pb2, gateway_pb2_grpc
+from opentelemetry.trace import SpanKind
+
+from gateway.auth import ApiKeys
+from gateway.conversions import reason_to_pb, sampling_from_pb, stats_to_pb
+from gateway.generation import Delta, End, Generation, TextGenerator
+from gateway.schemas import ChatRequest, CompletionRequest, parse_request
+from gateway.settings import GatewaySettings
+from service_kit.errors import InvalidRequestError
+from service_kit.rpc import async_server
+from service_kit.telemetry import from_metadata, tracer
+
+TEXT_SERVICE = "dspark.v1.TextService"
+
+
+class TextServicer(gateway_pb2_grpc.TextServiceServicer):
+    """TextService over the shared generator."""
+
+    def __init__(self, settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys) -> None:
+        """Shares `generator` with the REST API."""
+        self._settings = settings
+        self._generator = generator
+        self._keys = keys
+
+    async def GenerateText(
+        self, request: gateway_pb2.GenerateTextRequest, context: Any
+    ) -> AsyncIterator[gateway_pb2.GenerateTextResponse]:
+        """Streams chunks, then the summary; cancelling the call aborts the request."""
+        metadata = context.invocation_metadata() or ()
+        self._keys.require(next((str(value) for key, value in metadata if key == "authorization"), None))
+        with tracer().start_as_current_span(
+            "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
+        ):
+            generation = await self._start(request)
+            await context.send_initial_metadata(())
+            num_tokens, reason = 0, None
+            async with aclosing(generation.events()) as events:
+                async for item in events:
+                    if isinstance(item, Delta):
+                        num_tokens, reason = item.num_tokens, item.finish_reason
+                        if item.pieces:
+                            yield gateway_pb2.GenerateTextResponse(chunk=_chunk(item))
+                    else:
+                        yield gateway_pb2.GenerateTextResponse(
+                            summary=gateway_pb2.TextSummary(
+                                finish_reason=reason_to_pb(reason),
+                                num_prompt_tokens=len(generation.request.prompt_token_ids),
+                                num_completion_tokens=num_tokens,
+                                speculation=_speculation(item),
+                            )
+                        )
+
+    async def _start(self, request: gateway_pb2.GenerateTextRequest) -> Generation:
+        if bool(request.messages) == bool(request.prompt):
+            raise InvalidRequestError("give messages or prompt: exactly one of them", field="prompt")
+        sampling = sampling_from_pb(request.sampling)
+        fields: dict[str, Any] = {name: value for name, value in vars(sampling).items() if value is not None}
+        fields["stop"] = list(request.stop)
+        if request.HasField("max_tokens"):
+            fields["max_tokens"] = request.max_tokens
+        if request.model:
+            fields["model"] = request.model
+        if request.messages:
+            fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
+            return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings))
+        fields["prompt"] = request.prompt
+        completion = parse_request(CompletionRequest, fields, self._settings)
+        return (await self._generator.start_completions(completion))[0]
+
+
+def _chunk(delta: Delta) -> gateway_pb2.TextChunk:
+    return gateway_pb2.TextChunk(
+        pieces=[
+            gateway_pb2.TextPiece(text=piece.text, is_accepted_draft=piece.is_accepted_draft) for piece in delta.pieces
+        ]
+    )
+
+
+def _speculation(end: End) -> Any:
+    return stats_to_pb(end.choices[0]) if end.choices else None
+
+
+def _register(servicer: TextServicer, server: grpc.aio.Server) -> None:
+    gateway_pb2_grpc.add_TextServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def create_text_server(
+    settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, address: str
+) -> tuple[grpc.aio.Server, Any]:
+    """The gRPC server bound to `address`, and its health servicer. Not started. Raises OSError if it cannot bind."""
+    servicer = TextServicer(settings, generator, keys)
+    return async_server(
+        TEXT_SERVICE,
+        address,
+        partial(_register, servicer),
+        max_message_bytes=settings.max_body_bytes,
+    )

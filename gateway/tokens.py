@@ -1,0 +1,82 @@
+"""What the gateway and the scheduler tell each other, in the gateway's own types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of a request; None takes the model's default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """A request in tokens."""
+
+    request_id: str
+    """Unique among live requests."""
+    prompt_token_ids: list[int]
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_choices: int = 1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens committed for one choice by one step."""
+
+    choice: int
+    token_ids: list[int]
+    num_accepted: int
+    """How many of them, from the first, are accepted drafts."""
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class ChoiceStats:
+    """Speculation statistics of one choice."""
+
+    choice: int
+    finish_reason: FinishReason | None
+    num_tokens: int
+    num_steps: int
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    accepted_histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a request."""
+
+    choices: tuple[ChoiceStats, ...]
+    num_prompt_tokens: int
+    error: str = ""
+    speculation_off_reason: str = ""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the scheduler serves."""
+
+    model: str
+    drafter: str
+    verify_mode: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    block_size: int
+    sampling_defaults: Sampling = field(default_factory=Sampling)

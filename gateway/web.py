@@ -1,0 +1,102 @@
+"""HTTP odds and ends: JSON in, JSON out, error responses, request ids, one span a request."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from typing import Any
+
+import orjson
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import BodyTooLargeError, error_body, to_http
+from service_kit.errors import InvalidRequestError
+from service_kit.telemetry import from_metadata, tracer
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_log = logging.getLogger(__name__)
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+def error_response(error: Exception, *, retry_after_s: int) -> Response:
+    """OpenAI's error body with the status that fits; 429 and 503 say when to come back."""
+    status, body = to_http(error)
+    return json_response(body, status, {"retry-after": str(retry_after_s)} if status in (429, 503) else None)
+
+
+def http_exception_response(error: HTTPException) -> Response:
+    """Unknown paths and methods, in OpenAI's shape."""
+    body = error_body(str(error.detail), "invalid_request_error")
+    return json_response(body, error.status_code, dict(error.headers or {}))
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The decoded body. Raises BodyTooLargeError as soon as it is too long, InvalidRequestError for broken JSON."""
+    too_large = BodyTooLargeError(f"the request body is larger than {max_bytes} bytes")
+    if int(request.headers.get("content-length") or 0) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise too_large
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from error
+
+
+class RequestContext:
+    """Outermost middleware: X-Request-Id in and out, a server span, and a body for errors nobody caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wraps `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the request."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        with tracer().start_as_current_span(
+            f"{scope['method']} {scope['path']}",
+            context=from_metadata(headers),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
+        ) as span:
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception as error:
+                _log.exception("request %s failed", request_id)
+                span.record_exception(error)
+                if status == 0:
+                    await error_response(error, retry_after_s=1)(scope, receive, send_with_id)
+            span.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                span.set_status(Status(StatusCode.ERROR))
