@@ -1,10 +1,11 @@
-"""Settings of the launcher, from DSPARK_LAUNCHER_*."""
+"""Settings of the launcher, from DSPARK_LAUNCHER_*, and the environment it hands to the services."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,10 +18,17 @@ class LauncherSettings(BaseSettings):
     """Local copy of the embedded target's wheel, for machines without a package index."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for the services to become ready, in seconds."""
-    stop_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest wait for each service to end after SIGTERM before it is killed, in seconds."""
-    num_threads: int = Field(default=0, ge=0)
-    """OpenMP threads of each executor; 0 takes every core this process may use."""
+    stop_timeout_s: float = Field(default=35.0, gt=0)
+    """Longest wait for each service to end after SIGTERM before it is killed, in seconds: their drain time and more."""
     spin_count: int = Field(default=20_000, ge=0)
     """GOMP_SPINCOUNT of the executors: how often an idle OpenMP thread polls before it sleeps. 0 slows small forwards,
     unbounded spinning takes the cores from the other executor."""
+    api_key: SecretStr | None = None
+    """API key that `dspark chat` sends."""
+    keep_logs: int = Field(default=20, ge=1)
+    """Runs whose logs are kept."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """A copy of this process's environment, the base of every service's."""
+    return dict(os.environ)

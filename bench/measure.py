@@ -1,0 +1,96 @@
+"""Runs groups of requests against one server and reads the scheduler's counters around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from dspark.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from bench.prompts import Prompt
+from launcher.client import Answer, Client, new_answer
+from service_kit.rpc import socket_address
+
+COUNTERS = (
+    "num_steps",
+    "num_committed",
+    "num_drafted",
+    "num_verified",
+    "num_accepted",
+    "num_verify_rows",
+    "step_ns",
+    "draft_call_ns",
+    "step_call_ns",
+    "drafter_model_ns",
+    "verifier_model_ns",
+    "verifier_accept_ns",
+)
+"""Fields of GetLoad that grow."""
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """Requests of one class that ran together on one engine."""
+
+    mode: str
+    prompt_class: str
+    concurrency: int
+    answers: tuple[Answer, ...]
+    wall_s: float
+    counters: dict[str, int]
+    """Growth of COUNTERS; empty for an engine that has none."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over the wall time of the group, prefill included."""
+        return sum(answer.num_tokens for answer in self.answers) / self.wall_s
+
+
+class Engine:
+    """One running server, in one verify mode."""
+
+    def __init__(self, mode: str, url: str, run_dir: Path) -> None:
+        """Connects to a server that is ready."""
+        self.mode = mode
+        self._client = Client(url)
+        self._channel = grpc.insecure_channel(socket_address(run_dir, "scheduler"))
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def load(self) -> scheduler_pb2.GetLoadResponse:
+        """Gauges and counters now."""
+        reply: scheduler_pb2.GetLoadResponse = self._scheduler.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=10)
+        return reply
+
+    def run_group(self, prompts: Sequence[Prompt], concurrency: int, parameters: dict[str, Any]) -> GroupResult:
+        """Sends all prompts (at most `concurrency`) at once and waits for all answers. Raises ServerError."""
+        before, started = self.load(), time.perf_counter()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = tuple(pool.map(lambda prompt: self._ask(prompt, parameters), prompts))
+        ended = max(answer.last_token or started for answer in answers)
+        after = self._settled()
+        counters = {name: int(getattr(after, name) - getattr(before, name)) for name in COUNTERS}
+        wall_s = max(ended - started, 1e-9)
+        return GroupResult(self.mode, prompts[0].prompt_class, concurrency, answers, wall_s, counters)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+        self._channel.close()
+
+    def _ask(self, prompt: Prompt, parameters: dict[str, Any]) -> Answer:
+        answer = new_answer()
+        for _ in self._client.chat([{"role": "user", "content": prompt.text}], answer, **parameters):
+            pass
+        return answer
+
+    def _settled(self) -> scheduler_pb2.GetLoadResponse:
+        """Counters once the engine is idle: the last step ends a little after its tokens arrive."""
+        deadline = time.monotonic() + 5.0
+        while (load := self.load()).num_running and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return load

@@ -1,0 +1,198 @@
+"""The `dspark` command. Commands import what they need when they run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help="A lossless LLM server.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measurements.")
+app.add_typer(bench_app, name="bench")
+
+
+class VerifyMode(str, Enum):
+    """Verify modes of the scheduler."""
+
+    off = "off"
+    static = "static"
+    compact = "compact"
+
+
+class Trace(str, Enum):
+    """Where spans go."""
+
+    console = "console"
+    otlp = "otlp"
+
+
+class Peer(str, Enum):
+    """Engines to compare with."""
+
+    transformers = "transformers"
+
+
+Model = Annotated[str | None, typer.Option(help="Target: directory or hub id. Default: the embedded one.")]
+Drafter = Annotated[str | None, typer.Option(help='Drafter: directory, hub id or "none".')]
+Url = Annotated[str, typer.Option(help="Server to talk to.")]
+ApiKey = Annotated[str | None, typer.Option(help="API key of the server. Default: DSPARK_LAUNCHER_API_KEY.")]
+
+
+@contextlib.contextmanager
+def _errors_in_words() -> Iterator[None]:
+    """Expected errors become one line and exit code 1; anything else keeps its traceback."""
+    from launcher.client import ServerError
+    from launcher.supervisor import ServiceDiedError
+    from service_kit.errors import ServiceError
+
+    try:
+        yield
+    except (ServiceError, ServerError, ServiceDiedError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    drafter: Drafter = None,
+    host: Annotated[str, typer.Option(help="Address of the REST API.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Port of the REST API; text gRPC takes the next.")] = 8000,
+    verify_mode: Annotated[VerifyMode | None, typer.Option(help="Default: compact.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most choices running at once.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest context, in tokens.")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most token rows in a step.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help='K/V pages of target and drafter, e.g. "1GiB".')] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="One process instead of four.")] = False,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
+    trace: Annotated[Trace | None, typer.Option(help="Export OpenTelemetry spans.")] = None,
+) -> None:
+    """Serve a model until Ctrl-C."""
+    with _errors_in_words():
+        from launcher.models import choose_models
+        from launcher.serve import run_serve
+        from launcher.services import ServeOptions
+        from launcher.settings import LauncherSettings
+        from service_kit.settings import CommonSettings, load_settings
+
+        options = ServeOptions(
+            host=host,
+            port=port,
+            verify_mode=verify_mode and verify_mode.value,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_batch_tokens=max_batch_tokens,
+            kv_memory=kv_memory,
+            api_key_file=api_key_file and api_key_file.expanduser().resolve(),
+            trace=trace and trace.value,
+            in_process=in_process,
+        )
+        common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
+        pair = choose_models(model, drafter, common, settings)
+        run_serve(options, pair, common, settings)
+
+
+@app.command()
+def chat(
+    url: Url = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
+    prompt: Annotated[str | None, typer.Option(help="Answer this and exit.")] = None,
+    system: Annotated[str | None, typer.Option(help="System turn.")] = None,
+    colour: Annotated[bool, typer.Option("--colour", "--color", help="Colour accepted drafts.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
+) -> None:
+    """Chat with a running server in the terminal."""
+    with _errors_in_words():
+        from launcher.chat import run_chat
+        from launcher.settings import LauncherSettings
+        from service_kit.settings import load_settings
+
+        settings = load_settings(LauncherSettings)
+        key = api_key or (settings.api_key.get_secret_value() if settings.api_key else None)
+        given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        parameters = {key: value for key, value in given.items() if value is not None}
+        run_chat(url, key, prompt=prompt, system=system, colour=colour, parameters=parameters)
+
+
+@app.command()
+def doctor(model: Model = None, drafter: Drafter = None) -> None:
+    """Check this machine and the checkpoints; says in words what is wrong. Exit code 1 if anything is."""
+    with _errors_in_words():
+        from launcher.doctor import run_doctor
+
+        if not run_doctor(model, drafter):
+            raise typer.Exit(1)
+
+
+@bench_app.command("serve")
+def bench_serve(
+    prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],
+    concurrency: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8",
+    modes: Annotated[str, typer.Option(help="Comma-separated: off, static, compact.")] = "off,static,compact",
+    limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each file.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="With a temperature: coupled sampling.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
+    peer: Annotated[Peer | None, typer.Option(help="Also measure another engine on the same prompts.")] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="Each server in one process.")] = False,
+    model: Model = None,
+    drafter: Drafter = None,
+) -> None:
+    """Speed of the verify modes side by side, after checking that they give the same greedy text."""
+    with _errors_in_words():
+        from bench.serve import BenchOptions, run_bench
+
+        options = BenchOptions(
+            prompts=tuple(prompts),
+            concurrencies=tuple(_integers(concurrency, "--concurrency")),
+            modes=tuple(_modes(modes)),
+            limit=limit,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            json_out=json_out,
+            peer=peer and peer.value,
+            in_process=in_process,
+        )
+        if not run_bench(options, model, drafter):
+            raise typer.Exit(1)
+
+
+@bench_app.command("kernels", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_kernels(context: typer.Context) -> None:
+    """Speed of the kernels against plain torch; options go to bench/kernels.py."""
+    import runpy
+
+    sys.argv = ["bench.kernels", *context.args]
+    runpy.run_module("bench.kernels", run_name="__main__", alter_sys=True)
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise typer.BadParameter(f"{text!r}: give positive numbers, e.g. 1,8", param_hint=option)
+    return values
+
+
+def _modes(text: str) -> list[str]:
+    known = [mode.value for mode in VerifyMode]
+    values = [part.strip() for part in text.split(",")]
+    if unknown := [value for value in values if value not in known]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint="--modes")
+    return list(dict.fromkeys(values))
+
+
+if __name__ == "__main__":
+    app()

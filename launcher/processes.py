@@ -1,0 +1,63 @@
+"""One service as a child process: start, last log lines, bounded stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+_TAIL_BYTES = 64 * 1024
+_POLL_S = 0.02
+
+
+class ServiceProcess:
+    """A running service in its own process group, with its output in a log file."""
+
+    def __init__(self, name: str, module: str, environment: Mapping[str, str], run_dir: Path, log_path: Path) -> None:
+        """Starts `python -m module`. `environment` is all that the child sees."""
+        self.name, self.log_path = name, log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "launcher.child", str(os.getpid()), str(run_dir), module],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._process.poll()
+
+    def last_lines(self, count: int = 15) -> list[str]:
+        """The end of its log."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
+    def stop(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """SIGTERM, then SIGKILL to the whole group after `timeout_s` or once hurried. Returns when it is gone."""
+        if self.exit_code is None:
+            self._process.terminate()
+            deadline = time.monotonic() + timeout_s
+            while self.exit_code is None and time.monotonic() < deadline and not is_hurried():
+                time.sleep(_POLL_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # also what the service itself may have started
+        self._process.wait()

@@ -1,0 +1,82 @@
+"""`dspark serve`: the server in the foreground, with one ready line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+
+from launcher.models import ModelPair
+from launcher.services import ServeOptions
+from launcher.settings import LauncherSettings
+from launcher.stack import running_server
+from launcher.supervisor import stop_on_signals
+from service_kit.settings import CommonSettings
+
+
+class _StartDisplay:
+    """Which services are still loading: a spinner on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._status = console, Status("starting", console=console)
+        self._started, self._pending = time.monotonic(), list[str]()
+
+    def on_start(self, log_dir: Path, names: list[str]) -> None:
+        """Shows where the logs are."""
+        self._pending = list(names)
+        self._console.print(f"logs: {log_dir}", style="dim", soft_wrap=True)
+        if self._console.is_terminal:
+            self._status.start()
+        self._refresh()
+
+    def on_ready(self, name: str) -> None:
+        """Shows a service's start time."""
+        self._pending.remove(name)
+        self._console.print(f"{name} ready after {self.elapsed_s:.1f} s", style="dim")
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._status.update(f"loading {', '.join(self._pending)}")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def stop(self) -> None:
+        """Ends the spinner."""
+        self._status.stop()
+
+
+def run_serve(options: ServeOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings) -> None:
+    """Serves until a signal. Raises ConfigurationError or ServiceDiedError."""
+    console = Console(stderr=True, highlight=False)
+    if pair.note:
+        console.print(pair.note, style="yellow", soft_wrap=True)
+    display = _StartDisplay(console)
+    with stop_on_signals() as stop:
+        try:
+            with running_server(
+                options,
+                pair,
+                common=common,
+                settings=settings,
+                stop=stop,
+                on_start=display.on_start,
+                on_ready=display.on_ready,
+            ) as server:
+                display.stop()
+                if server is not None:
+                    console.print(ready_line(options, pair, display.elapsed_s), style="bold green", soft_wrap=True)
+                    server.supervisor.watch(stop)
+                console.print("stopping (again to stop at once)", style="dim")
+        finally:
+            display.stop()
+
+
+def ready_line(options: ServeOptions, pair: ModelPair, elapsed_s: float) -> str:
+    """The line that says where the server is and how to chat."""
+    chat = "dspark chat" if options.url == "http://127.0.0.1:8000" else f"dspark chat --url {options.url}"
+    return f"ready in {elapsed_s:.1f} s: {pair.served_name} at {options.url}/v1 · chat: {chat}"

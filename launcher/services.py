@@ -1,0 +1,111 @@
+"""The services of one server: module, environment and health name of each, from the command's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.models import ModelPair
+from launcher.settings import LauncherSettings
+from service_kit.cpu import available_cores
+from service_kit.settings import CommonSettings
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `dspark serve`; None leaves a setting to the service's environment or default."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    verify_mode: str | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    kv_memory: str | None = None
+    api_key_file: Path | None = None
+    trace: str | None = None
+    in_process: bool = False
+    """One process for everything, in place of one a service."""
+
+    @property
+    def text_port(self) -> int:
+        """Port of the text gRPC service: the one after `port`."""
+        return self.port + 1
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{host}:{self.port}"
+
+
+class ServicePlan(NamedTuple):
+    """One service to run."""
+
+    name: str
+    """Also the name of its socket and log."""
+    module: str
+    grpc_service: str
+    """Name its standard health answers for; "" for the gateway, which has `/health`."""
+    environment: dict[str, str]
+    """Variables on top of the inherited ones."""
+
+
+def plan_services(
+    options: ServeOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings, run_dir: Path
+) -> list[ServicePlan]:
+    """Services in the order they start. Without speculation there is no drafter."""
+    verify_mode = options.verify_mode if pair.drafter else "off"
+    shared = {
+        "DSPARK_RUN_DIR": str(run_dir),
+        "DSPARK_CACHE_DIR": str(common.cache_dir),
+        "DSPARK_TRACE_EXPORTER": options.trace or common.trace_exporter,
+    }
+    scheduler = _set(
+        DSPARK_SCHEDULER_VERIFY_MODE=verify_mode,
+        DSPARK_SCHEDULER_SPECULATION_OFF_REASON=pair.note or None,
+        DSPARK_SCHEDULER_MAX_NUM_SEQS=options.max_num_seqs,
+        DSPARK_SCHEDULER_MAX_MODEL_LEN=options.max_model_len,
+        DSPARK_SCHEDULER_MAX_BATCH_TOKENS=options.max_batch_tokens,
+        DSPARK_SCHEDULER_KV_MEMORY=options.kv_memory,
+    )
+    gateway = _set(
+        DSPARK_GATEWAY_HOST=options.host,
+        DSPARK_GATEWAY_PORT=options.port,
+        DSPARK_GATEWAY_GRPC_PORT=options.text_port,
+        DSPARK_GATEWAY_MODEL_DIR=pair.target,
+        DSPARK_GATEWAY_SERVED_MODEL_NAMES=pair.served_name,
+        DSPARK_GATEWAY_API_KEYS_FILE=options.api_key_file,
+    )
+    tensor = executor_environment(common, settings)
+    plans = [
+        ServicePlan(
+            "verifier",
+            "verifier_service",
+            "dspark.v1.VerifierService",
+            {**shared, **tensor, "DSPARK_VERIFIER_MODEL": str(pair.target)},
+        ),
+        ServicePlan("scheduler", "scheduler_service", "dspark.v1.SchedulerService", {**shared, **scheduler}),
+        ServicePlan("gateway", "gateway", "", {**shared, **gateway}),
+    ]
+    if pair.drafter and verify_mode != "off":
+        own = {"DSPARK_DRAFTER_MODEL": str(pair.drafter), "DSPARK_DRAFTER_TARGET": str(pair.target)}
+        plans.insert(
+            1, ServicePlan("drafter", "drafter_service", "dspark.v1.DrafterService", {**shared, **tensor, **own})
+        )
+    return plans
+
+
+def executor_environment(common: CommonSettings, settings: LauncherSettings) -> dict[str, str]:
+    """Thread settings of processes that compute. Executors alternate, so each takes every core and waits politely."""
+    return {
+        "OMP_NUM_THREADS": str(available_cores()),
+        "GOMP_SPINCOUNT": str(settings.spin_count),
+        "NUMBA_CACHE_DIR": str(common.cache_dir / "numba"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _set(**values: object) -> dict[str, str]:
+    return {key: str(value) for key, value in values.items() if value is not None}
