@@ -141,6 +141,15 @@ class Arena:
         arena.unlink()
         return arena
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether the name still leads to an arena: for the owner, whether no reader has mapped it yet."""
+        try:
+            os.close(_posixshmem.shm_open(f"/{self.name}", os.O_RDWR, 0o600))
+        except FileNotFoundError:
+            return False
+        return True
+
     def unlink(self) -> None:
         """Removes the name; the mapping stays. Harmless if already removed."""
         with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from service_kit.checkpoint import Checkpoint
 from service_kit.errors import ConfigurationError
+from service_kit.rope import rope_tables
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -87,6 +88,7 @@ class TargetConfig:
                 f"{num_kv_heads}, and head_dim {head_dim} even",
                 field="model",
             )
+        rope_tables(source, 1)  # refuses what it does not implement, before weights are read
         is_qwen3 = source.model_type == "qwen3"
         generation = checkpoint.read_json("generation_config.json")
         return cls(

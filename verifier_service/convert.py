@@ -1,0 +1,100 @@
+"""Between wire messages and the engine's plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from dspark.v1 import types_pb2, verifier_pb2
+
+from service_kit.rpc import CONTRACT_VERSION
+from verifier_service.config import SamplingDefaults
+from verifier_service.engine import VerifierEngine
+from verifier_service.model import PAGE_SIZE, page_bytes
+from verifier_service.session import DraftArenas, SessionSizes
+from verifier_service.steps import Ints, StepBatch, StepResult
+
+_MAX_PADDED_ROWS = 64
+"""Row counts described in GetInfo; padding beyond them is negligible."""
+
+
+def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoResponse:
+    """Description of the loaded target."""
+    target = engine.target
+    config, weights = target.model.config, target.model.weights
+    return verifier_pb2.VerifierServiceGetInfoResponse(
+        contract_version=CONTRACT_VERSION,
+        model=target.name,
+        fingerprint=target.fingerprint,
+        epoch=engine.epoch,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        max_position=config.max_position,
+        page_bytes=page_bytes(config),
+        page_size=PAGE_SIZE,
+        eos_token_ids=config.eos_token_ids,
+        weight_format=target.weight_format,
+        device=target.device,
+        padded_rows=[weights.padded_rows(num_rows) for num_rows in range(1, _MAX_PADDED_ROWS + 1)],
+        sampling_defaults=_sampling_to_pb(config.sampling_defaults),
+    )
+
+
+def _sampling_to_pb(defaults: SamplingDefaults) -> verifier_pb2.SamplingDefaults:
+    return verifier_pb2.SamplingDefaults(
+        temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p, min_p=defaults.min_p
+    )
+
+
+def sizes_from_pb(request: verifier_pb2.VerifierServiceAttachRequest) -> SessionSizes:
+    """Sizes of the session asked for."""
+    return SessionSizes(
+        num_slots=request.num_slots,
+        num_pages=request.num_pages,
+        max_model_len=request.max_model_len,
+        max_batch_tokens=request.max_batch_tokens,
+        feature_ring_rows=request.feature_ring_rows,
+        max_draft_tokens=request.max_draft_tokens,
+        feature_layer_ids=tuple(request.feature_layer_ids),
+    )
+
+
+def arenas_from_pb(request: verifier_pb2.VerifierServiceAttachRequest) -> DraftArenas:
+    """Names of the drafter's arenas."""
+    return DraftArenas(request.draft_probs_arena, request.draft_to_target_arena)
+
+
+def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
+    """A step's rows as arrays."""
+    return StepBatch(
+        session=request.session,
+        epoch=request.epoch,
+        step_id=request.step_id,
+        slots=request.slots,
+        row_slots=_ints(request.row_slots),
+        row_starts=_ints(request.row_starts),
+        row_num_tokens=_ints(request.row_num_tokens),
+        row_num_drafts=_ints(request.row_num_drafts),
+        row_emits=np.array(list(request.row_emits), np.bool_),
+        row_rounds=_ints(request.row_rounds),
+        token_ids=_ints(request.token_ids),
+    )
+
+
+def _ints(values: Collection[int]) -> Ints:
+    return np.fromiter(values, np.int64, len(values))
+
+
+def step_to_pb(result: StepResult) -> verifier_pb2.StepResponse:
+    """Answer to a step."""
+    accepted = result.accepted
+    return verifier_pb2.StepResponse(
+        verify_lens=accepted.verify_lens,
+        accepted_lens=accepted.accepted_lens,
+        token_ids=accepted.token_ids,
+        failures=[types_pb2.RowFailure(row=row, reason=reason) for row, reason in accepted.failures],
+        timings=[
+            types_pb2.PhaseTiming(phase=phase, duration_ns=duration) for phase, duration in result.timings_ns.items()
+        ],
+    )

@@ -1,0 +1,146 @@
+"""The verifier's engine: sessions, steps and their answers. All tensor work happens on one engine thread."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import NamedTuple
+
+import torch
+
+from service_kit.cpu import available_memory_bytes
+from service_kit.engine_thread import EngineThread
+from service_kit.errors import InvalidRequestError, SessionMismatchError
+from verifier_service.acceptance import accept
+from verifier_service.loading import LoadedTarget
+from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
+from verifier_service.session import DraftArenas, Session, SessionSizes
+from verifier_service.steps import StepBatch, StepResult, emitted_rows, token_rows, validate
+
+_WARM_UP_ROWS = range(1, 9)
+_WARM_UP_CONTEXT = 40
+
+
+class Attachment(NamedTuple):
+    """Answer to Attach."""
+
+    epoch: int
+    features_arena: str
+
+
+class VerifierEngine:
+    """Serves one target to one scheduler session at a time. Methods may be called from any thread."""
+
+    def __init__(self, target: LoadedTarget, thread: EngineThread) -> None:
+        """`thread` is the one the target was loaded on; the engine does not stop it."""
+        self.target = target
+        self.epoch = secrets.randbits(63) | 1
+        self._thread = thread
+        self._session: Session | None = None
+
+    def attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas) -> Attachment:
+        """Starts a session or, within it, maps the drafter's arenas. Runs after any step in flight.
+
+        Raises ConfigurationError for sizes that cannot be had, SessionMismatchError for other sizes within a session.
+        """
+        return self._thread.submit(lambda: self._attach(session, sizes, draft_arenas)).result()
+
+    @torch.inference_mode()
+    def _attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas) -> Attachment:
+        if self._session is None or self._session.session != session:
+            self._drop_session()  # before the new one takes memory
+            self._session = Session(session, self.epoch, sizes, self.target.model, self._thread)
+        elif self._session.sizes != sizes:
+            raise SessionMismatchError("the sizes of a session cannot change: start a new session", field="session")
+        self._session.attach_drafter(draft_arenas)
+        return Attachment(self.epoch, self._session.features_arena)
+
+    def _drop_session(self) -> None:
+        if self._session:
+            self._session.close()
+        self._session = None
+
+    def step(self, batch: StepBatch) -> StepResult:
+        """Runs a step once, however often it is asked for.
+
+        Raises SessionMismatchError for another session, epoch or an older step, InvalidRequestError for bad rows.
+        """
+        session = self._session
+        if session is None or batch.session != session.session or batch.epoch != self.epoch:
+            raise SessionMismatchError("the step is for another session or epoch: attach first", field="session")
+        # Replies belong to their session: a late step of an older one cannot disturb the new one's ids.
+        return session.replies.call(batch.step_id, lambda: self._step(session, batch))
+
+    @torch.inference_mode()
+    def _step(self, session: Session, batch: StepBatch) -> StepResult:
+        if session is not self._session:
+            raise SessionMismatchError("the session ended while the step waited", field="session")
+        started = time.perf_counter_ns()
+        session.slots.apply(batch.slots)
+        sizes, model = session.sizes, self.target.model
+        max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
+        validate(batch, session.slots, session.vocab_size, sizes.max_batch_tokens, max_row_tokens)
+        rows, emitted = token_rows(batch), emitted_rows(batch)
+
+        clock = time.perf_counter_ns()
+        hidden = model.forward(rows, session.page_table, session.space)
+        timings = {"forward": (after := time.perf_counter_ns()) - clock}
+
+        session.write_features(batch.step_id, rows)
+        timings["features"] = (clock := time.perf_counter_ns()) - after
+
+        num_logits = len(emitted.token_rows)
+        needed = hidden if num_logits == len(hidden) else hidden[torch.from_numpy(emitted.token_rows)]
+        logits = model.logits(needed) if num_logits else needed.new_empty(0, session.vocab_size)
+        timings["head"] = (after := time.perf_counter_ns()) - clock
+
+        accepted = accept(session, batch, emitted, logits, self.target.accept_row)
+        timings["accept"] = (finished := time.perf_counter_ns()) - after
+        timings["total"] = finished - started
+        return StepResult(accepted, timings)
+
+    def profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
+        """Times forwards with logits for every row, in nanoseconds, on scratch pages.
+
+        Rows are verify windows of max_draft_tokens + 1 (before Attach: 8), each window in its own slot, and end at
+        `context_len` positions. Raises InvalidRequestError for a shape that cannot be had.
+        """
+        return self._thread.submit(lambda: self._profile(num_tokens, context_len, repeats)).result()
+
+    @torch.inference_mode()
+    def _profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
+        window = self._session.sizes.max_draft_tokens + 1 if self._session else 8
+        model, config = self.target.model, self.target.model.config
+        if not 1 <= num_tokens <= 4096 or not 1 <= repeats <= 1000:
+            raise InvalidRequestError("num_tokens must be 1 ... 4096, repeats 1 ... 1000", field="num_tokens")
+        if not 1 <= context_len <= config.max_position:
+            raise InvalidRequestError(f"context_len must be 1 ... {config.max_position}", field="context_len")
+        window = min(window, context_len)
+        num_slots, pages_per_slot = -(-num_tokens // window), -(-context_len // PAGE_SIZE)
+        num_pages = num_slots * pages_per_slot
+        if num_pages * page_bytes(config) > available_memory_bytes():
+            raise InvalidRequestError(f"{num_pages} scratch pages are more than the free memory", field="context_len")
+        space = model.workspace(num_pages, context_len, num_tokens)
+        page_table = torch.arange(num_pages, dtype=torch.int32).view(num_slots, pages_per_slot)
+        index = torch.arange(num_tokens)
+        rows = TokenRows(
+            index % config.vocab_size,
+            (context_len - window + index % window).int(),
+            (index // window).int(),
+        )
+        durations = []
+        for _ in range(repeats + 1):
+            started = time.perf_counter_ns()
+            model.logits(model.forward(rows, page_table, space))
+            durations.append(time.perf_counter_ns() - started)
+        return durations[1:]  # the first one also commits the pages' memory
+
+    def warm_up(self) -> None:
+        """Runs small forwards, so that the first request meets compiled kernels and touched weights."""
+        context_len = min(_WARM_UP_CONTEXT, self.target.model.config.max_position)
+        for num_tokens in _WARM_UP_ROWS:
+            self.profile(num_tokens, context_len, 1)
+
+    def close(self) -> None:
+        """Ends the session and its shared memory, after the work already queued."""
+        self._thread.submit(self._drop_session).result()

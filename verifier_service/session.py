@@ -1,0 +1,213 @@
+"""State of one scheduler session: slots, pages, feature ring, and the drafter's arenas mapped into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.sampling import SlotSampling
+from service_kit.cpu import available_memory_bytes
+from service_kit.engine_thread import EngineThread, StepReplies
+from service_kit.errors import ConfigurationError, SessionMismatchError, StaleArenaError
+from service_kit.handoff import Arena, ArenaSpec
+from service_kit.slots import SlotTable
+from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows, page_bytes
+from verifier_service.steps import StepResult
+
+
+@dataclass(frozen=True)
+class SessionSizes:
+    """What a scheduler asks for once a session; fields as in VerifierServiceAttachRequest."""
+
+    num_slots: int
+    num_pages: int
+    max_model_len: int
+    max_batch_tokens: int
+    feature_ring_rows: int
+    max_draft_tokens: int
+    feature_layer_ids: tuple[int, ...]
+
+
+class DraftArenas(NamedTuple):
+    """Names of the drafter's arenas; empty where there is none."""
+
+    draft_probs: str = ""
+    draft_to_target: str = ""
+
+
+class Session:
+    """Memory and bookkeeping of a session. Used on the engine thread only, except `replies`."""
+
+    def __init__(
+        self, session: int, epoch: int, sizes: SessionSizes, target: TargetModel, engine: EngineThread
+    ) -> None:
+        """Allocates pages, buffers and the feature ring. Raises ConfigurationError naming the setting to lower."""
+        _check_sizes(sizes, target)
+        self.session, self.epoch, self.sizes = session, epoch, sizes
+        self.vocab_size = target.config.vocab_size
+        self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
+        self.page_table: Tensor = torch.from_numpy(self.slots.page_table)  # shares memory with the slot table
+        self.replies: StepReplies[StepResult] = StepReplies(engine)
+        try:
+            self.space = target.workspace(
+                sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, sizes.feature_layer_ids
+            )
+        except (MemoryError, RuntimeError) as error:
+            raise _too_large(sizes.num_pages, page_bytes(target.config)) from error
+        self._feature_size = len(sizes.feature_layer_ids) * target.config.hidden_size
+        self._draft_names = DraftArenas()
+        self._draft_probs: Arena | None = None
+        self.draft_to_target: npt.NDArray[np.uint32] | None = None  # [draft_vocab]
+        self._features: Arena | None = None
+        if sizes.feature_ring_rows:
+            self._create_features()
+
+    def _create_features(self) -> None:
+        shape = (self.sizes.num_slots, self.sizes.feature_ring_rows, self._feature_size)
+        try:
+            self._features = Arena.create(ArenaSpec(shape, np.float32, 2, self.session, self.epoch))
+        except OSError as error:
+            raise ConfigurationError(str(error), field="feature_ring_rows") from error
+        self._ring = torch.from_numpy(self._features.rows.reshape(-1, self._feature_size))
+        self._ring_stamps = self._features.stamps.reshape(-1, 4)
+
+    @property
+    def features_arena(self) -> str:
+        """Name of the feature ring's arena; empty without one."""
+        return self._features.name if self._features else ""
+
+    def attach_drafter(self, names: DraftArenas) -> None:
+        """Maps the drafter's arenas where they are new; repeating a call changes nothing.
+
+        A call without arenas is a drafter starting: if an earlier one took the feature ring (its name is gone), a new
+        ring is made. Raises StaleArenaError for arenas that do not fit this session.
+        """
+        if not names.draft_probs:
+            if self._features and not self._features.is_linked:
+                self._drop_drafter()
+                self._features.close()
+                self._create_features()
+            return
+        if names == self._draft_names:
+            return
+        self._drop_drafter()
+        probs = Arena.attach(names.draft_probs, session=self.session)
+        draft_vocab_size = probs.spec.shape[-1]
+        if names.draft_to_target:
+            mapping = Arena.attach(names.draft_to_target, session=self.session)
+            # A copy, so that nothing outside this process can change it after the check.
+            self.draft_to_target = mapping.rows.copy()
+            mapping.close()
+        problem = self._draft_problem(probs, draft_vocab_size)
+        if problem:
+            probs.close()
+            self._drop_drafter()
+            raise StaleArenaError(problem)
+        self._draft_names, self._draft_probs = names, probs
+
+    def _draft_problem(self, probs: Arena, draft_vocab_size: int) -> str:
+        """What makes the drafter's arenas unusable, in words; empty if nothing does."""
+        shape, sizes, mapping = probs.spec.shape, self.sizes, self.draft_to_target
+        if (
+            len(shape) != 3
+            or shape[0] != sizes.num_slots
+            or shape[1] < sizes.max_draft_tokens
+            or probs.spec.stamp_dims != 1
+            or np.dtype(probs.spec.dtype) != np.float32
+        ):
+            return (
+                f"draft_probs is {list(shape)}, not stamped float32 [{sizes.num_slots}, "
+                f">= {sizes.max_draft_tokens}, draft vocabulary]"
+            )
+        if mapping is None:
+            if draft_vocab_size != self.vocab_size:
+                return (
+                    f"draft_probs has {draft_vocab_size} tokens, the target {self.vocab_size}, and no draft_to_target"
+                )
+        elif mapping.dtype != np.uint32 or mapping.shape != (draft_vocab_size,) or mapping.max() >= self.vocab_size:
+            return f"draft_to_target is not {draft_vocab_size} target token ids"
+        elif len(np.unique(mapping)) != draft_vocab_size:
+            return "draft_to_target names a target token twice"
+        return ""
+
+    def draft_probs(self, slot: int, round_: int, first_position: int, count: int) -> npt.NDArray[np.float32]:
+        """Stored draft distributions of a slot's window, [count, draft_vocab].
+
+        Raises StaleArenaError if they are not those of this round and position.
+        """
+        if self._draft_probs is None:
+            raise StaleArenaError("no draft_probs arena is attached")
+        stamp = tuple(self._draft_probs.stamps[slot].tolist())
+        wanted = (self.session, round_, slot, first_position)
+        if stamp != wanted:
+            raise StaleArenaError(
+                f"draft_probs of slot {slot} carry (session, round, slot, position) {stamp}, not {wanted}"
+            )
+        probs: npt.NDArray[np.float32] = self._draft_probs.rows[slot, :count]
+        return probs
+
+    def sampling(self, slot: int) -> SlotSampling:
+        """Sampling constants of an admitted slot."""
+        sampling = self.slots.sampling[slot]
+        if sampling is None:
+            raise SessionMismatchError(f"slot {slot} is not admitted")
+        return sampling
+
+    def write_features(self, step_id: int, rows: TokenRows) -> None:
+        """Copies the features of every computed row into the ring and stamps them."""
+        if self._features is None:
+            return
+        places = rows.slots.long() * self.sizes.feature_ring_rows + rows.positions % self.sizes.feature_ring_rows
+        self._ring.index_copy_(0, places, self.space.features[: len(places)])
+        stamps = np.empty((len(places), 4), np.uint64)
+        stamps[:, 0], stamps[:, 1] = self.session, step_id
+        stamps[:, 2], stamps[:, 3] = rows.slots.numpy(), rows.positions.numpy()
+        self._ring_stamps[places.numpy()] = stamps
+
+    def _drop_drafter(self) -> None:
+        if self._draft_probs:
+            self._draft_probs.close()
+        self._draft_probs, self.draft_to_target, self._draft_names = None, None, DraftArenas()
+
+    def close(self) -> None:
+        """Gives back shared memory."""
+        self._drop_drafter()
+        if self._features:
+            self._features.close()
+        self._features = None
+
+
+def _check_sizes(sizes: SessionSizes, target: TargetModel) -> None:
+    config = target.config
+    for field in ("num_slots", "num_pages", "max_model_len", "max_batch_tokens"):
+        if getattr(sizes, field) < 1:
+            raise ConfigurationError(f"{field} must be at least 1", field=field)
+    if sizes.max_model_len > config.max_position:
+        raise ConfigurationError(
+            f"max_model_len {sizes.max_model_len} is more than the target's context: lower it to {config.max_position}",
+            field="max_model_len",
+        )
+    if sizes.feature_ring_rows and not sizes.feature_layer_ids:
+        raise ConfigurationError("feature_ring_rows needs feature_layer_ids", field="feature_layer_ids")
+    if any(layer_id >= config.num_layers for layer_id in sizes.feature_layer_ids):
+        raise ConfigurationError(
+            f"feature_layer_ids {list(sizes.feature_layer_ids)}: the target has layers 0 ... {config.num_layers - 1}",
+            field="feature_layer_ids",
+        )
+    needed, free = sizes.num_pages * page_bytes(config), available_memory_bytes()
+    if needed > free:
+        raise _too_large(sizes.num_pages, page_bytes(config))
+
+
+def _too_large(num_pages: int, bytes_per_page: int) -> ConfigurationError:
+    free = available_memory_bytes()
+    return ConfigurationError(
+        f"{num_pages} K/V pages need {num_pages * bytes_per_page / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free: "
+        f"lower kv_memory to {int(free * 0.8) // 2**20}MiB",
+        field="kv_memory",
+    )

@@ -1,0 +1,116 @@
+"""What a step asks for and answers, in plain arrays, and the checks that a request must pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from dspark.v1 import types_pb2
+
+from service_kit.errors import InvalidRequestError
+from service_kit.slots import SlotTable
+from verifier_service.model import TokenRows
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step; fields as in StepRequest. Arrays run over rows, except `token_ids` over the tokens of all rows."""
+
+    session: int
+    epoch: int
+    step_id: int
+    slots: types_pb2.SlotUpdates
+    row_slots: Ints
+    row_starts: Ints
+    row_num_tokens: Ints
+    row_num_drafts: Ints
+    row_emits: npt.NDArray[np.bool_]
+    row_rounds: Ints
+    token_ids: Ints
+
+
+class FailedRow(NamedTuple):
+    """A row that could not be served."""
+
+    row: int
+    reason: str
+
+
+@dataclass
+class Acceptance:
+    """What the rows of a step commit; fields as in StepResponse."""
+
+    verify_lens: list[int]
+    accepted_lens: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    failures: list[FailedRow] = field(default_factory=list)
+
+
+class StepResult(NamedTuple):
+    """Answer to a step."""
+
+    accepted: Acceptance
+    timings_ns: dict[str, int]
+    """Duration of each phase of StepResponse.timings."""
+
+
+class EmittedRows(NamedTuple):
+    """Where the logits of emitting rows are."""
+
+    rows: Ints  # [num_emitting] indices of the rows
+    offsets: Ints  # [num_emitting] first of the row's logits among all logits
+    token_rows: Ints  # [num_logits] token row of each logits row
+
+
+def validate(batch: StepBatch, slots: SlotTable, vocab_size: int, max_batch_tokens: int, max_row_tokens: int) -> None:
+    """Checks a step against the session, after its slot updates were applied.
+
+    Raises InvalidRequestError naming the field, or SessionMismatchError for a slot or page that was not given.
+    """
+    arrays = ("row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds")
+    if len({len(getattr(batch, name)) for name in arrays}) != 1:
+        raise InvalidRequestError("row arrays have different lengths", field="row_slots")
+    counts, drafts, num_tokens = batch.row_num_tokens, batch.row_num_drafts, len(batch.token_ids)
+    if counts.sum() != num_tokens:
+        raise InvalidRequestError(f"rows have {counts.sum()} tokens, token_ids {num_tokens}", field="token_ids")
+    if num_tokens > max_batch_tokens:
+        raise InvalidRequestError(f"{num_tokens} tokens are more than max_batch_tokens {max_batch_tokens}")
+    if num_tokens and batch.token_ids.max() >= vocab_size:
+        raise InvalidRequestError(
+            f"token {batch.token_ids.max()} is outside the vocabulary of {vocab_size}", field="token_ids"
+        )
+    if len(np.unique(batch.row_slots)) != len(batch.row_slots):
+        raise InvalidRequestError("a slot has two rows", field="row_slots")
+    if (counts < 1).any() or (counts > max_row_tokens).any():
+        raise InvalidRequestError(f"a row needs 1 ... {max_row_tokens} tokens", field="row_num_tokens")
+    if (drafts >= counts).any() or (drafts[~batch.row_emits] > 0).any():
+        raise InvalidRequestError("drafts need an anchor before them and a row that emits", field="row_num_drafts")
+    for slot, start, count in zip(batch.row_slots.tolist(), batch.row_starts.tolist(), counts.tolist(), strict=True):
+        slots.require_span(slot, start, count)
+
+
+def token_rows(batch: StepBatch) -> TokenRows:
+    """Every token of the batch as a row of the forward."""
+    counts = batch.row_num_tokens
+    shift = batch.row_starts - (np.cumsum(counts) - counts)  # position minus index, per row
+    positions = np.arange(len(batch.token_ids)) + np.repeat(shift, counts)
+    slots = np.repeat(batch.row_slots, counts)
+    return TokenRows(
+        torch.from_numpy(batch.token_ids),
+        torch.from_numpy(positions.astype(np.int32)),
+        torch.from_numpy(slots.astype(np.int32)),
+    )
+
+
+def emitted_rows(batch: StepBatch) -> EmittedRows:
+    """The last 1 + num_drafts token rows of each emitting row: those that need logits."""
+    rows = np.flatnonzero(batch.row_emits)
+    counts = batch.row_num_drafts[rows] + 1
+    offsets = np.cumsum(counts) - counts
+    shift = np.cumsum(batch.row_num_tokens)[rows] - counts - offsets
+    return EmittedRows(rows, offsets, np.arange(counts.sum()) + np.repeat(shift, counts))
