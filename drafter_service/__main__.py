@@ -1,4 +1,4 @@
-"""`python -m drafter_service`: the drafter process."""
+"""The drafter process: `python -m drafter_service`, configured by DSPARK_DRAFTER_* and DSPARK_*."""
 
 from __future__ import annotations
 
@@ -6,57 +6,63 @@ import logging
 import signal
 import sys
 import threading
+import time
 
 from dspark.v1 import drafter_pb2_grpc
 from grpc_health.v1 import health_pb2
 
-from drafter_service.engine import DrafterEngine
-from drafter_service.pair import check_pair
-from drafter_service.server import SERVICE_NAME, DrafterServicer
+from drafter_service.server import SERVICE_NAME, load_servicer
 from drafter_service.settings import DrafterSettings
-from service_kit import rpc, telemetry
-from service_kit.errors import ConfigurationError
+from service_kit import telemetry
+from service_kit.engine_thread import EngineThread
+from service_kit.errors import ServiceError
 from service_kit.handoff import remove_orphans
+from service_kit.rpc import prepare_run_dir, socket_address, sync_server
 from service_kit.settings import CommonSettings, load_settings
 
-_log = logging.getLogger(__name__)
-_GRACE_S = 5.0
-"""Time a call in flight gets at the end."""
+_STOP_GRACE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+def run(common: CommonSettings, settings: DrafterSettings) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    telemetry.set_up("drafter", common)
+    prepare_run_dir(common.run_dir)
+    for name in remove_orphans():
+        logger.warning("removed shared memory %s of a process that is gone", name)
+
+    started = time.monotonic()
+    thread = EngineThread("drafter-engine")
+    servicer = load_servicer(settings, common.cache_dir, thread)
+    address = socket_address(common.run_dir, "drafter")
+    server, health = sync_server(
+        SERVICE_NAME,
+        address,
+        lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
+        max_message_bytes=settings.max_message_bytes,
+    )
+    server.start()
+    health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+    logger.info("%s on %s after %.1f s", settings.model, address, time.monotonic() - started)
+
+    stopping.wait()
+    health.enter_graceful_shutdown()
+    server.stop(_STOP_GRACE_S).wait()
+    servicer.close()
+    thread.stop()
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT. Exit status 2 for a configuration that cannot be served."""
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    """Returns the process's exit status: 1 with one line of words for anything that cannot be served."""
     try:
-        common, settings = load_settings(CommonSettings), load_settings(DrafterSettings)
-        telemetry.set_up("drafter", common)
-        rpc.prepare_run_dir(common.run_dir)
-        remove_orphans()
-        pair = check_pair(settings.model, settings.target)
-        engine = DrafterEngine(
-            pair, weight_format=settings.weight_format, kernels=settings.kernels, threads=settings.threads
-        )
-        engine.warm_up()
-        server, health = rpc.sync_server(
-            SERVICE_NAME,
-            rpc.socket_address(common.run_dir, "drafter"),
-            lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(  # type: ignore[no-untyped-call]
-                DrafterServicer(engine), server
-            ),
-            max_message_bytes=settings.max_message_bytes,
-        )
-    except (ConfigurationError, OSError) as error:
+        run(load_settings(CommonSettings), load_settings(DrafterSettings))
+    except (ServiceError, OSError) as error:
         print(f"drafter: {error}", file=sys.stderr)
-        return 2
-    server.start()
-    health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-    _log.info("drafting with %s (%s, %d threads)", engine.name, engine.weight_format, engine.threads)
-    stopped.wait()
-    health.enter_graceful_shutdown()
-    server.stop(_GRACE_S).wait()
-    engine.close()
+        return 1
     return 0
 
 

@@ -6,14 +6,20 @@ layer's own K and V. A block is [anchor, mask, mask ...]; slot j's hidden state 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from drafter_service.config import DrafterConfig
+from drafter_service.records import IntArray
 from drafter_service.weights import DrafterWeights
+from kernels.markov_sample import BlockDraft
 from kernels.registry import Ops
+from kernels.sampling import SlotSampling
 from service_kit.rope import rope_tables
 
 PAGE_SIZE = 16
@@ -42,9 +48,11 @@ class BlockForward(NamedTuple):
 class DrafterModel:
     """Weights and scratch rows. One thread at a time."""
 
-    def __init__(self, config: DrafterConfig, weights: DrafterWeights, ops: Ops) -> None:
-        """`ops` are the operations between the linear layers."""
-        self.config, self.weights, self._ops = config, weights, ops
+    def __init__(
+        self, config: DrafterConfig, weights: DrafterWeights, ops: Ops, sample_block: Callable[..., BlockDraft]
+    ) -> None:
+        """`ops` run between the linear layers, `sample_block` is `kernels.markov_sample`'s sequential head."""
+        self.config, self.weights, self._ops, self._sample_block = config, weights, ops, sample_block
         self._mask_row = weights.embedding[config.mask_token_id].float()
         self._scratch: dict[str, Tensor] = {}
 
@@ -137,6 +145,30 @@ class DrafterModel:
         hidden = normed.view(num_rows, block_len, -1)[:, :num_drafts].contiguous()
         logits = weights.lm_head(hidden.flatten(0, 1))
         return BlockForward(hidden, logits.view(num_rows, num_drafts, -1))
+
+    def sample(
+        self,
+        forward: BlockForward,
+        anchor_ids: IntArray,
+        sampling: Sequence[SlotSampling],
+        anchor_positions: IntArray,
+        rounds: IntArray,
+        draft_probs_out: Sequence[npt.NDArray[np.float32] | None],
+    ) -> BlockDraft:
+        """Runs the sequential head over B blocks, [B] each; draft_probs_out as `kernels.markov_sample` says."""
+        weights = self.weights
+        return self._sample_block(
+            forward.base_logits.numpy(),
+            forward.hidden.numpy(),
+            weights.markov,
+            weights.confidence,
+            anchor_ids.astype(np.uint32),
+            sampling,
+            anchor_positions,
+            rounds,
+            weights.draft_to_target,
+            draft_probs_out,
+        )
 
     def _rows(self, name: str, num_rows: int, width: int) -> Tensor:
         """Scratch [num_rows, width] that is made once for the largest call so far."""

@@ -10,7 +10,8 @@ import torch
 
 from drafter_service.config import DrafterConfig
 from drafter_service.model import PAGE_SIZE, DraftCache
-from drafter_service.records import Ingests, IntArray, SessionArenas, SessionSizes
+from drafter_service.records import DraftResult, Ingests, IntArray, SessionArenas, SessionSizes
+from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import StaleArenaError
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.slots import SlotTable
@@ -29,13 +30,14 @@ class FeatureRows(NamedTuple):
 class Session:
     """State of a session. Dropped whole when another one starts."""
 
-    def __init__(self, session_id: int, sizes: SessionSizes, config: DrafterConfig) -> None:
+    def __init__(self, session_id: int, sizes: SessionSizes, config: DrafterConfig, thread: EngineThread) -> None:
         """Empty slots and zeroed pages; `map_ring` follows."""
         self.id, self.sizes, self._config = session_id, sizes, config
         self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
         self.page_table = torch.from_numpy(self.slots.page_table)
         """int32 [num_slots, max_pages], the same memory as the slot table's."""
         self.cache = DraftCache(config, sizes.num_pages, num_positions=self.slots.page_table.shape[1] * PAGE_SIZE)
+        self.replies: StepReplies[DraftResult] = StepReplies(thread)
         self._ring: Arena | None = None
         self._draft_probs: Arena | None = None
         self._draft_to_target: Arena | None = None

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kernels.linear import WeightFormat
-from kernels.registry import Implementation
-
 
 class DrafterSettings(BaseSettings):
-    """What the drafter loads and how it computes."""
+    """What the drafter loads and how it computes. Sizes of slots and pages come with the scheduler's Attach."""
 
     model_config = SettingsConfigDict(env_prefix="DSPARK_DRAFTER_", frozen=True, extra="forbid")
 
     model: str
-    """Drafter checkpoint: directory or hub id."""
+    """Drafter checkpoint: a local directory or a hub id."""
     target: str
-    """Target checkpoint, which gives the embedding and the lm_head: directory or hub id."""
-    weight_format: WeightFormat = "fp16"
-    """Format of the weights of linear layers, embeddings included."""
-    threads: int = Field(0, ge=0)
-    """Compute threads; 0 takes every core this process may use."""
-    kernels: Implementation = "auto"
-    """Implementation of the operations between linear layers."""
-    max_message_bytes: int = Field(64 * 2**20, ge=2**20)
+    """Target checkpoint, whose embedding and lm_head the drafter uses: a local directory or a hub id."""
+    weight_format: Literal["auto", "float32", "fp16"] = "auto"
+    """Format of linear weights; "auto" packs them as fp16 where this CPU's kernels can."""
+    kernels: Literal["auto", "cpu", "reference"] = "auto"
+    """Implementation of the operations between the linear layers."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of tensor work; 0 takes every core this process may use."""
+    max_message_bytes: int = Field(default=16 * 2**20, ge=2**16, le=2**31 - 1)
     """Largest gRPC message, in bytes."""

@@ -10,10 +10,12 @@ import numpy as np
 from dspark.v1 import drafter_pb2, types_pb2
 
 from drafter_service.engine import DrafterEngine
+from drafter_service.loading import load_drafter
 from drafter_service.model import BlockForward
-from drafter_service.pair import check_pair
 from drafter_service.server import DrafterServicer
+from drafter_service.settings import DrafterSettings
 from kernels.sampling import Regime
+from service_kit.engine_thread import EngineThread
 from service_kit.handoff import Arena, ArenaSpec
 
 SESSION = 2**63 + 11  # does not fit a signed integer
@@ -27,14 +29,18 @@ class DrafterHarness:
         drafter: Path,
         target: Path,
         *,
-        num_slots: int,
-        num_pages: int,
-        max_model_len: int,
-        ring_rows: int,
+        cache_dir: Path,
+        num_slots: int = 4,
+        num_pages: int = 16,
+        max_model_len: int = 128,
+        ring_rows: int = 64,
         weight_format: Any = "float32",
     ) -> None:
-        self.engine = DrafterEngine(check_pair(drafter, target), weight_format=weight_format, threads=1)
-        self.servicer = DrafterServicer(self.engine)
+        self.thread = EngineThread("drafter-test")
+        settings = DrafterSettings(model=str(drafter), target=str(target), weight_format=weight_format, threads=1)
+        drafter_ = self.thread.submit(lambda: load_drafter(settings, Path(cache_dir))).result()
+        self.model = drafter_.model
+        self.servicer = DrafterServicer(DrafterEngine(drafter_, self.thread))
         self.sizes = {"num_slots": num_slots, "num_pages": num_pages, "max_model_len": max_model_len}
         self.ring_rows = ring_rows
         self.step_id = 0
@@ -49,22 +55,23 @@ class DrafterHarness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.close()
+        self.servicer.close()
+        self.thread.stop()
         self.draft_probs.close()
         self.ring.close()
 
     def _record_forwards(self) -> None:
-        forward_block = self.engine.model.forward_block
+        forward_block = self.model.forward_block
 
         def recording(*args: Any) -> BlockForward:
             forward = forward_block(*args)
             self.last_forward = BlockForward(forward.hidden.clone(), forward.base_logits.clone())
             return forward
 
-        self.engine.model.forward_block = recording  # type: ignore[method-assign]
+        self.model.forward_block = recording  # type: ignore[method-assign]
 
     def new_ring(self, session: int) -> None:
-        shape = (self.sizes["num_slots"], self.ring_rows, self.engine.config.feature_size)
+        shape = (self.sizes["num_slots"], self.ring_rows, self.model.config.feature_size)
         self.ring = Arena.create(ArenaSpec(shape, np.float32, 2, session, epoch=1))
 
     def attach(self, session: int = SESSION) -> drafter_pb2.DrafterServiceAttachResponse:

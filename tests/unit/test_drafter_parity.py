@@ -32,8 +32,8 @@ def drafter_dir(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def harness(drafter_dir: Path) -> Iterator[DrafterHarness]:
-    with DrafterHarness(drafter_dir, TARGET, num_slots=2, num_pages=16, max_model_len=128, ring_rows=64) as harness:
+def harness(drafter_dir: Path, tmp_path: Path) -> Iterator[DrafterHarness]:
+    with DrafterHarness(drafter_dir, TARGET, cache_dir=tmp_path) as harness:
         yield harness
 
 
@@ -55,7 +55,7 @@ def test_three_rounds_equal_the_reference(drafter_dir: Path, harness: DrafterHar
     for round_ in ROUNDS:
         drafts = golden[f"round{round_}_draft_tokens"][: int(golden[f"round{round_}_accepted"][0])]
         committed += [*drafts.tolist(), int(golden[f"round{round_}_next_anchor"][0])]
-    features = target_features(prompt, committed[:-1], harness.engine.config.target_layer_ids)
+    features = target_features(prompt, committed[:-1], harness.model.config.target_layer_ids)
     np.testing.assert_allclose(features[: len(prompt)], golden["context_features"], **TOLERANCE)
 
     harness.admit(SLOT, Regime.GREEDY, pages=[5, 2, 9, 0, 7])
@@ -66,7 +66,7 @@ def test_three_rounds_equal_the_reference(drafter_dir: Path, harness: DrafterHar
         reply = harness.draft(
             ingests=[(SLOT, ingested, anchor - ingested, round_ + 1, round_ + 1)],
             rows=[(SLOT, anchor_id, anchor, round_ + 1)],
-            num_drafts=harness.engine.config.block_size,
+            num_drafts=harness.model.config.block_size,
         )
         ingested = anchor
         prefix = f"round{round_}"
@@ -85,7 +85,7 @@ def test_three_rounds_equal_the_reference(drafter_dir: Path, harness: DrafterHar
 
 
 def markov_biases(harness: DrafterHarness, hidden: np.ndarray, previous_ids: list[int]) -> np.ndarray:
-    head = harness.engine.model.weights.markov
+    head = harness.model.weights.markov
     assert head is not None
     state, biases = np.zeros(head.rank, np.float32), []
     for slot_hidden, previous_id in zip(hidden, previous_ids, strict=True):

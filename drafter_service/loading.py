@@ -1,0 +1,73 @@
+"""From settings to a drafter that can run: a checked pair, weights in the chosen format, operations, threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
+from drafter_service.pair import check_pair
+from drafter_service.settings import DrafterSettings
+from drafter_service.weights import load_weights
+from kernels.linear import WeightFormat
+from kernels.markov_sample import cpu as compiled_head
+from kernels.markov_sample import reference as reference_head
+from kernels.registry import load_ops
+from kernels.sampling import Regime, SlotSampling
+from service_kit.cpu import available_cores, cpu_name
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter and what there is to say about it."""
+
+    model: DrafterModel
+    name: str
+    """As the settings gave it."""
+    fingerprint: str
+    weight_format: WeightFormat
+    device: str
+    """In words, with CPU capability and threads."""
+
+
+def load_drafter(settings: DrafterSettings, cache_dir: Path) -> LoadedDrafter:
+    """Loads the drafter. Call it on the thread that will run it: torch's thread count belongs to the caller's thread.
+
+    Raises ConfigurationError, in words, for anything that cannot be served.
+    """
+    pair = check_pair(settings.model, settings.target)
+    threads = settings.threads or available_cores()
+    torch.set_num_threads(threads)
+    weight_format: WeightFormat
+    if settings.weight_format == "auto":
+        weight_format = "fp16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
+    else:
+        weight_format = settings.weight_format
+    head = reference_head if settings.kernels == "reference" else compiled_head
+    return LoadedDrafter(
+        model=DrafterModel(
+            pair.config, load_weights(pair, weight_format, cache_dir), load_ops(settings.kernels), head.sample_block
+        ),
+        name=settings.model,
+        fingerprint=pair.drafter.fingerprint,
+        weight_format=weight_format,
+        device=f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads",
+    )
+
+
+@torch.inference_mode()
+def warm_up(model: DrafterModel) -> None:
+    """Runs every operation on a scratch page, so that no request waits for a compiler or a first touch of weights."""
+    config = model.config
+    cache = DraftCache(config, num_pages=1, num_positions=PAGE_SIZE)
+    page_table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    model.ingest(torch.zeros(1, config.feature_size), slots, slots, page_table, cache)
+    ids, ones = np.zeros(1, np.int64), np.ones(1, np.int64)
+    probs_out = np.empty((config.block_size, config.draft_vocab_size), np.float32)
+    for num_drafts in config.elastic_block_sizes:
+        forward = model.forward_block(slots.long(), slots + 1, slots, num_drafts, page_table, cache)
+        for regime in Regime:
+            model.sample(forward, ids, [SlotSampling(regime)], ones, ones, [probs_out])
