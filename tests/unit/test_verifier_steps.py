@@ -1,0 +1,93 @@
+"""Requests of a step: what is refused, and where its rows and logits lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from dspark.v1 import types_pb2
+
+from service_kit.errors import InvalidRequestError, ServiceError, SessionMismatchError
+from service_kit.slots import SlotTable
+from verifier_service.steps import StepBatch, emitted_rows, token_rows, validate
+
+
+def make_batch(**changes: Any) -> StepBatch:
+    """A prefill chunk that does not emit, a verify row and a last chunk."""
+    fields: dict[str, Any] = {
+        "row_slots": [2, 0, 1],
+        "row_starts": [5, 30, 0],
+        "row_num_tokens": [4, 3, 2],
+        "row_num_drafts": [0, 2, 0],
+        "row_rounds": [0, 7, 0],
+        "token_ids": [10, 11, 12, 13, 14, 15, 16, 17, 18],
+        **changes,
+    }
+    emits = np.array(fields.pop("row_emits", [False, True, True]))
+    arrays = {name: np.array(values, np.int64) for name, values in fields.items()}
+    return StepBatch(session=1, epoch=1, step_id=1, slots=types_pb2.SlotUpdates(), row_emits=emits, **arrays)
+
+
+def make_slots() -> SlotTable:
+    slots = SlotTable(num_slots=4, num_pages=16, max_model_len=64, page_size=16)
+    slots.apply(
+        types_pb2.SlotUpdates(
+            admissions=[types_pb2.SlotAdmission(slot=slot, regime=types_pb2.REGIME_GREEDY) for slot in (0, 1, 2)],
+            page_slots=[0, 0, 0, 1, 2],
+            page_indices=[0, 1, 2, 0, 0],
+            page_ids=[3, 4, 5, 6, 7],
+        )
+    )
+    return slots
+
+
+def check(batch: StepBatch) -> None:
+    validate(batch, make_slots(), vocab_size=100, max_batch_tokens=9, max_row_tokens=4)
+
+
+def test_rows_and_logits_of_a_mixed_batch() -> None:
+    batch = make_batch()
+    check(batch)
+    rows = token_rows(batch)
+    assert rows.token_ids.tolist() == list(range(10, 19))
+    assert rows.positions.tolist() == [5, 6, 7, 8, 30, 31, 32, 0, 1]
+    assert rows.slots.tolist() == [2, 2, 2, 2, 0, 0, 0, 1, 1]
+    emitted = emitted_rows(batch)
+    assert emitted.rows.tolist() == [1, 2]
+    assert emitted.offsets.tolist() == [0, 3]
+    assert emitted.token_rows.tolist() == [4, 5, 6, 8]
+
+
+def test_an_empty_step_is_valid() -> None:
+    names = ("row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_rounds", "token_ids")
+    batch = make_batch(row_emits=np.array([], np.bool_), **{name: [] for name in names})
+    check(batch)
+    assert len(token_rows(batch).token_ids) == len(emitted_rows(batch).token_rows) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"row_rounds": [0, 7]}, InvalidRequestError, "different lengths"),
+        ({"row_num_tokens": [4, 3, 3]}, InvalidRequestError, "rows have 10 tokens, token_ids 9"),
+        (
+            {"row_num_tokens": [4, 3, 3], "token_ids": list(range(10))},
+            InvalidRequestError,
+            "10 tokens are more than max_batch_tokens 9",
+        ),
+        ({"token_ids": [100, *range(8)]}, InvalidRequestError, "token 100 is outside the vocabulary of 100"),
+        ({"row_slots": [2, 0, 2]}, InvalidRequestError, "a slot has two rows"),
+        ({"row_num_tokens": [0, 4, 4], "token_ids": list(range(8))}, InvalidRequestError, r"1 \.\.\. 4 tokens"),
+        ({"row_num_tokens": [1, 5, 3]}, InvalidRequestError, r"1 \.\.\. 4 tokens"),
+        ({"row_num_drafts": [0, 3, 0]}, InvalidRequestError, "an anchor before them"),
+        ({"row_num_drafts": [1, 2, 0]}, InvalidRequestError, "a row that emits"),
+        ({"row_slots": [2, 0, 3]}, SessionMismatchError, "slot 3 is not admitted"),
+        ({"row_slots": [2, 0, 9]}, SessionMismatchError, "slot 9 is not admitted"),
+        ({"row_starts": [13, 30, 0]}, SessionMismatchError, r"slot 2 has no pages for positions 13 \.\.\. 16"),
+        ({"row_starts": [5, 2**32 - 1, 0]}, SessionMismatchError, "slot 0 has no pages"),
+    ],
+)
+def test_bad_rows_are_refused(changes: dict[str, Any], error: type[ServiceError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check(make_batch(**changes))
