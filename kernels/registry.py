@@ -42,9 +42,11 @@ _FOLDERS = {
 def load_ops(implementation: Implementation) -> Ops:
     """Operations of one implementation: "cpu" compiled and row-exact, "reference" plain torch on any device.
 
-    "auto" takes the fastest one that this machine can run.
+    "auto" takes the fastest one that this machine can run. Compiling takes seconds the first time and is cached where
+    NUMBA_CACHE_DIR says.
     """
-    module = "reference"  # "auto" and "cpu" follow with the compiled kernels
-    return Ops(
-        **{name: getattr(import_module(f"kernels.{folder}.{module}"), name) for name, folder in _FOLDERS.items()}
-    )
+    module = "cpu" if implementation == "auto" else implementation
+    ops = Ops(**{name: getattr(import_module(f"kernels.{folder}.{module}"), name) for name, folder in _FOLDERS.items()})
+    if module == "cpu":
+        import_module("kernels.cpu.native").compile_kernels()
+    return ops

@@ -102,7 +102,7 @@ def paged_attention(
     )
     raw_queries = qkv[:, : -2 * kv_size].reshape(num_rows, -1, head_dim)
     queries = normalise_and_rotate(raw_queries, positions, cos, sin, q_norm, eps)
-    for slot in row_slots.unique().tolist():
+    for slot in set(row_slots.tolist()):
         rows = (row_slots == slot).nonzero().flatten()
         own = positions[rows, None].long()
         length = int(own.max()) + 1

@@ -1,0 +1,94 @@
+"""Attention of DSpark draft blocks for CPUs (see `reference.py`): one pass over the pages of each (block, K/V head)."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from kernels.cpu.jit import types
+from kernels.cpu.native import Kernel, float_argument, floats, int_arguments, ints, next_item
+from kernels.cpu.pages import Pages, pages_of, query_factor, rotate_head
+from kernels.cpu.running_softmax import Chunk, attend, attend_pages, finish, make_scratch, scratch_size
+from kernels.cpu.simd import LANES, load_int
+
+
+def _body(arguments: int) -> None:
+    numbers, eps = int_arguments(arguments, 19), float_argument(arguments, 19)
+    qkv, num_blocks, num_heads, anchors, row_slots, q_norm, k_norm, window, out, block_len = numbers[:10]
+    pages = Pages(*numbers[10:])
+    head_dim, group = pages.head_dim, num_heads // pages.num_kv_heads
+    row_size = (num_heads + 2 * pages.num_kv_heads) * head_dim
+    memory = np.empty(scratch_size(block_len * group, head_dim), np.float32)
+    rotated = np.empty(head_dim, np.float32)
+    lanes = block_len + -block_len % LANES
+    block_keys = np.zeros((head_dim, lanes), np.float32)
+    first_seen, last_seen = np.empty(block_len, np.int64), np.empty(block_len, np.int64)
+    item = next_item(arguments)
+    while item < num_blocks * pages.num_kv_heads:
+        block, kv_head = item // pages.num_kv_heads, item % pages.num_kv_heads
+        anchor, slot = types.int64(load_int(anchors, block)), types.int64(load_int(row_slots, block))
+        begin = block * block_len
+        scratch = make_scratch(memory.ctypes.data, block_len * group, head_dim)
+        for row in range(block_len):
+            position = anchor + row
+            first_seen[row] = max(0, position - window + 1) if window > 0 else 0
+            last_seen[row] = anchor - 1
+            for head in range(group):
+                source = (begin + row) * row_size + (kv_head * group + head) * head_dim
+                target = scratch.queries + (row * group + head) * head_dim
+                factor = query_factor(head_dim)
+                rotate_head(qkv, source, position, pages, q_norm, eps, factor, scratch.base, target)
+            source = (begin + row) * row_size + (num_heads + kv_head) * head_dim
+            rotate_head(qkv, source, position, pages, k_norm, eps, 1.0, rotated.ctypes.data, 0)
+            block_keys[:, row] = rotated
+        attend_pages(scratch, block_len, group, first_seen, last_seen, pages, slot, kv_head)
+        for row in range(block_len):
+            last_seen[row] = anchor + (block_len if window == 0 else min(block_len, row + window)) - 1
+        value_start = begin * row_size + (num_heads + pages.num_kv_heads + kv_head) * head_dim
+        for offset in range(0, block_len, LANES):
+            starts = offset, value_start + offset * row_size
+            chunk = Chunk(anchor + offset, block_keys.ctypes.data, starts[0], lanes, qkv, starts[1], row_size, *starts)
+            attend(scratch, block_len, group, head_dim, first_seen, last_seen, chunk)
+        for row in range(block_len):
+            for head in range(group):
+                target = ((begin + row) * num_heads + kv_head * group + head) * head_dim
+                finish(scratch, row * group + head, head_dim, out, target)
+        item = next_item(arguments)
+
+
+BLOCK = Kernel(_body, "q" * 19 + "d")
+
+
+def block_attention(
+    qkv: Tensor,
+    anchor_positions: Tensor,
+    row_slots: Tensor,
+    block_len: int,
+    page_table: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    window: int,
+    out: Tensor,
+) -> None:
+    """See `reference.block_attention`."""
+    pages = pages_of(page_table, cos, sin, keys, values)
+    BLOCK(
+        floats(qkv),
+        len(anchor_positions),
+        out.shape[1] // pages.head_dim,
+        ints(anchor_positions),
+        ints(row_slots),
+        floats(q_norm),
+        floats(k_norm),
+        window,
+        floats(out),
+        block_len,
+        *pages,
+        eps,
+        is_parallel=True,
+    )

@@ -1,0 +1,1 @@
+"""Building blocks of the operations' `cpu.py`: vector arithmetic, calls into compiled code, pages, running softmax."""
