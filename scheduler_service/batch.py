@@ -1,0 +1,144 @@
+"""The running batch and those who wait for it: slots, pages, and what the executors are told about them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+
+from scheduler_service.admission import Limits
+from scheduler_service.pages import PageAllocator
+from scheduler_service.request import Request, Sequence
+from scheduler_service.slot_updates import SlotUpdates
+
+log = logging.getLogger(__name__)
+
+
+class Batch:
+    """State of all live sequences. Touched by the step thread only."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Empty; all slots and pages free."""
+        self.limits = limits
+        self.pages = PageAllocator(limits.num_pages, limits.page_size)
+        self.verifier_updates = SlotUpdates()
+        self.drafter_updates = SlotUpdates()
+        self._updates = (self.verifier_updates, self.drafter_updates)[: 2 if limits.block_size else 1]
+        self.free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.running: list[Sequence] = []
+        """In order of admission: the last one is the newest."""
+        self.waiting: deque[list[Sequence]] = deque()
+        """Groups that must be admitted together: the choices of a new request, or one preempted choice."""
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices waiting."""
+        return sum(len(group) for group in self.waiting)
+
+    def enqueue(self, request: Request) -> None:
+        """Puts the choices of a new request at the end of the queue."""
+        self.waiting.append([sequence for sequence in request.choices if sequence.finish_reason is None])
+
+    def admit(self) -> Iterator[Sequence]:
+        """Admits from the head of the queue while slots and pages last; yields the admitted."""
+        while self.waiting and self._can_admit(self.waiting[0]):
+            for sequence in self.waiting.popleft():
+                sequence.slot = self.free_slots.pop()
+                self.running.append(sequence)
+                for updates in self._updates:
+                    updates.admit(sequence.slot, sequence.sampling)
+                if not sequence.waits_for_prompt:
+                    self.reserve(sequence, len(sequence.tokens))
+                yield sequence
+
+    def _can_admit(self, group: list[Sequence]) -> bool:
+        if len(group) > len(self.free_slots):
+            return False
+        # One page more for each running sequence: admission must not cause a preemption at once.
+        needed = len(self.running)
+        for sequence in group:
+            num_positions = len(sequence.tokens)
+            needed += self.pages.pages_for(num_positions)
+            if sequence.waits_for_prompt:
+                needed -= (len(sequence.request.prompt) - 1) // self.pages.page_size
+        return self.pages.can_allocate(needed)
+
+    def reserve(self, sequence: Sequence, num_positions: int) -> bool:
+        """Gives the sequence pages for positions 0 ... num_positions - 1; False, changing nothing, if they run out."""
+        missing = self.pages.pages_for(num_positions) - len(sequence.pages)
+        if missing <= 0:
+            return True
+        if not self.pages.can_allocate(missing):
+            return False
+        self._append_pages(sequence, self.pages.allocate(missing))
+        return True
+
+    def reserve_or_preempt(self, sequence: Sequence, num_positions: int) -> bool:
+        """Like `reserve`, but takes pages from the newest sequences; False if the sequence itself had to go."""
+        while not self.reserve(sequence, num_positions):
+            victim = next(other for other in reversed(self.running) if other.pages or other is sequence)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def share_prompt(self, source: Sequence) -> None:
+        """Gives the prompt's full pages, just computed by `source`, to the choices that wait for them."""
+        full = (len(source.request.prompt) - 1) // self.pages.page_size
+        shared = source.pages[:full]
+        for sequence in source.request.choices:
+            if not (sequence.is_running and sequence.waits_for_prompt):
+                continue
+            self.pages.share(shared)
+            self._append_pages(sequence, shared)
+            sequence.waits_for_prompt = False
+            sequence.num_shared_pages = full
+            sequence.computed = sequence.ingested = full * self.pages.page_size
+
+    def trim_pages(self, sequence: Sequence) -> None:
+        """Returns the pages reserved for drafts that were not accepted."""
+        kept = self.pages.pages_for(len(sequence.tokens))
+        if kept < len(sequence.pages):
+            self.pages.free(sequence.pages[kept:])
+            del sequence.pages[kept:]
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes the sequence out, running or waiting: the one place where slots and pages come back."""
+        if sequence.is_running:
+            self.running.remove(sequence)
+            self.pages.free(sequence.pages)
+            for updates in self._updates:
+                updates.release(sequence.slot)
+            self.free_slots.append(sequence.slot)
+            sequence.slot, sequence.pages = -1, []
+            sequence.computed = sequence.ingested = sequence.num_shared_pages = 0
+            sequence.waits_for_prompt = False
+            return
+        for group in self.waiting:
+            if sequence in group:
+                group.remove(sequence)
+                if not group:
+                    self.waiting.remove(group)
+                return
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the head of the queue; to be recomputed from prompt + committed tokens. Its round stays."""
+        log.info("request %s choice %d preempted: pages ran out", sequence.request.request_id, sequence.choice)
+        self.release(sequence)
+        self.waiting.appendleft([sequence])
+        self.num_preemptions += 1
+
+    def _append_pages(self, sequence: Sequence, pages: list[int]) -> None:
+        for updates in self._updates:
+            updates.set_pages(sequence.slot, len(sequence.pages), pages)
+        sequence.pages += pages
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a page or slot is leaked or owned twice. Call between steps."""
+        self.pages.check_integrity([sequence.pages for sequence in self.running])
+        slots = self.free_slots + [sequence.slot for sequence in self.running]
+        assert sorted(slots) == list(range(self.limits.max_num_seqs)), f"slots leaked or owned twice: {sorted(slots)}"
+        for group in self.waiting:
+            assert group, "an empty group waits"
+            assert all(not sequence.is_running and not sequence.pages for sequence in group), "a waiting choice runs"

@@ -1,0 +1,118 @@
+"""What a step's result does to the requests: tokens committed and cut, choices finished, events to deliver."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from scheduler_service.batch import Batch
+from scheduler_service.ledger import Ledger
+from scheduler_service.planner import PlannedRow
+from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILURES = 2
+"""Steps in a row that may fail for a row before its choice ends with an error; the retry is plain."""
+
+
+class Committer:
+    """Applies results. Events gather in `outbox` until the step loop delivers them."""
+
+    def __init__(
+        self, batch: Batch, ledger: Ledger, speculation_off_reason: str, on_request_end: Callable[[Request], None]
+    ) -> None:
+        """`on_request_end` is told once for each request, when its last choice has ended."""
+        self._batch, self._ledger = batch, ledger
+        self._speculation_off_reason, self._on_request_end = speculation_off_reason, on_request_end
+        self.outbox: list[Delivery] = []
+
+    def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
+        """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
+        sequence, ledger = row.sequence, self._ledger
+        if num_accepted > len(row.drafts) or len(token_ids) != (num_accepted + 1 if row.emits else 0):
+            raise ValueError(
+                f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
+            )
+        if not sequence.is_decoding:
+            ledger.num_prefill_tokens += row.num_tokens
+        if sequence.computed == sequence.ingested:
+            sequence.uningested_since = step_id
+        sequence.computed += row.num_tokens + num_accepted
+        sequence.num_failures = 0
+        if len(sequence.request.choices) > 1 and sequence.request.prompt_source is sequence:
+            self._batch.share_prompt(sequence)
+        if row.emits:
+            self._emit(row, num_accepted, token_ids)
+
+    def _emit(self, row: PlannedRow, num_accepted: int, token_ids: list[int]) -> None:
+        sequence, ledger = row.sequence, self._ledger
+        kept, reason = _cut(sequence, token_ids)
+        num_accepted = min(num_accepted, len(kept))  # what is dropped is not charged
+        if sequence.num_tokens:
+            sequence.num_steps += 1
+            sequence.num_verified += len(row.drafts)
+            sequence.num_accepted += num_accepted
+            sequence.accepted_histogram[num_accepted] += 1
+            ledger.num_verify_rows += 1
+            ledger.num_verified += len(row.drafts)
+            ledger.num_accepted += num_accepted
+        sequence.tokens += kept
+        ledger.num_committed += len(kept)
+        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason))
+        if reason is None:
+            self._batch.trim_pages(sequence)
+        else:
+            self._end(sequence, reason)
+
+    def fail_row(self, row: PlannedRow, reason: str) -> None:
+        """The verifier could not serve the row: nothing is committed; it is retried once, without drafts."""
+        sequence = row.sequence
+        sequence.num_failures += 1
+        sequence.is_plain_once = True
+        log.warning("request %s choice %d: row failed: %s", sequence.request.request_id, sequence.choice, reason)
+        if sequence.num_failures >= _MAX_FAILURES:
+            self.finish(sequence, FinishReason.ERROR, reason)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        """Ends a choice that has no more tokens to send. Harmless if it has ended already."""
+        if sequence.finish_reason is not None:
+            return
+        sequence.request.error = sequence.request.error or error
+        self._deliver(sequence, TokenChunk(sequence.choice, [], 0, 0, reason))
+        self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._batch.release(sequence)
+        request = sequence.request
+        if any(other.finish_reason is None for other in request.choices):
+            return
+        self._deliver(sequence, request.summary(self._speculation_off_reason))
+        self._on_request_end(request)
+        log.info(
+            "request %s ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",
+            request.request_id,
+            ",".join(other.finish_reason.name.lower() for other in request.choices if other.finish_reason),
+            len(request.prompt),
+            sum(other.num_tokens for other in request.choices),
+            sum(other.num_accepted for other in request.choices),
+            sum(other.num_verified for other in request.choices),
+            time.monotonic() - request.arrived_s,
+            f" error={request.error!r}" if request.error else "",
+        )
+
+    def _deliver(self, sequence: Sequence, event: TokenChunk | Summary) -> None:
+        self.outbox.append((sequence.request.sink, event))
+
+
+def _cut(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+    """Tokens up to the first stop token or the limit, and the reason if the choice ends there."""
+    room = sequence.num_remaining
+    kept = token_ids[:room]
+    stops = sequence.request.stop_token_ids
+    for index, token in enumerate(kept):
+        if token in stops:
+            return kept[: index + 1], FinishReason.STOP
+    return kept, FinishReason.LENGTH if len(kept) == room else None

@@ -1,0 +1,139 @@
+"""Plain values of the executors' calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_service.slot_updates import SlotUpdates
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """Default sampling of the target's generation_config.json; None where it sets nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True)
+class VerifierInfo:
+    """The loaded target; units as in the contract."""
+
+    contract_version: int
+    model: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_position: int
+    page_bytes: int
+    page_size: int
+    eos_token_ids: frozenset[int]
+    padded_rows: tuple[int, ...] = ()
+    """Rows a linear layer really runs for 1, 2, 3 ... requested rows."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+
+@dataclass(frozen=True)
+class DrafterInfo:
+    """The loaded drafter; units as in the contract."""
+
+    contract_version: int
+    model: str
+    block_size: int
+    target_vocab_size: int
+    target_hidden_size: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int
+    page_bytes: int
+    page_size: int
+
+
+@dataclass(frozen=True)
+class SessionSizes:
+    """What both executors provide for a session."""
+
+    session: int
+    num_slots: int
+    num_pages: int
+    max_model_len: int
+    max_batch_tokens: int
+    feature_ring_rows: int
+    """0: no features, speculation is off."""
+    max_draft_tokens: int
+    feature_layer_ids: tuple[int, ...]
+
+
+class DraftArenas(NamedTuple):
+    """Names of the drafter's shared-memory arenas."""
+
+    draft_probs: str = ""
+    draft_to_target: str = ""
+    """Empty when the drafter covers the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """Rows of a `Step`; parallel lists over the rows."""
+
+    step_id: int
+    updates: SlotUpdates
+    row_slots: list[int]
+    row_starts: list[int]
+    row_num_tokens: list[int]
+    row_num_drafts: list[int]
+    row_emits: list[bool]
+    row_rounds: list[int]
+    token_ids: list[int]
+    """Tokens of all rows, concatenated."""
+
+
+class StepResult(NamedTuple):
+    """Reply to a `StepCall`."""
+
+    verify_lens: Sequence[int]
+    accepted_lens: Sequence[int]
+    token_ids: Sequence[int]
+    """For each emitting row that did not fail: accepted drafts, then one more token."""
+    failures: dict[int, str]
+    """Reason by row."""
+    model_ns: int
+    """Forward and head."""
+    accept_ns: int
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """Ingests and draft rows of a `Draft`; parallel lists."""
+
+    step_id: int
+    updates: SlotUpdates
+    ingest_slots: list[int]
+    ingest_starts: list[int]
+    ingest_counts: list[int]
+    ingest_oldest_step_ids: list[int]
+    ingest_newest_step_ids: list[int]
+    row_slots: list[int]
+    row_anchor_ids: list[int]
+    row_anchor_positions: list[int]
+    row_rounds: list[int]
+    num_draft_tokens: int
+
+
+class DraftResult(NamedTuple):
+    """Reply to a `DraftCall`."""
+
+    token_ids: Sequence[int]
+    """Drafts, row-major [rows, num_draft_tokens]."""
+    confidences: npt.NDArray[np.float32]
+    """[rows, num_draft_tokens]."""
+    ingest_failures: dict[int, str]
+    """Reason by ingest."""
+    model_ns: int
+    """Ingest, backbone and head."""

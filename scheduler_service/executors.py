@@ -1,0 +1,196 @@
+"""The scheduler's end of the two executors: plain values in, plain values out. Wire types stop here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dspark.v1 import drafter_pb2, types_pb2, verifier_pb2
+
+from kernels.sampling import Regime
+from scheduler_service.executor_types import (
+    DraftArenas,
+    DraftCall,
+    DrafterInfo,
+    DraftResult,
+    SamplingDefaults,
+    SessionSizes,
+    StepCall,
+    StepResult,
+    VerifierInfo,
+)
+from scheduler_service.slot_updates import SlotUpdates
+from scheduler_service.transport import ExecutorError, Metadata, call_executor
+
+_REGIMES = {
+    Regime.GREEDY: types_pb2.REGIME_GREEDY,
+    Regime.COUPLED: types_pb2.REGIME_COUPLED,
+    Regime.REJECTION: types_pb2.REGIME_REJECTION,
+}
+
+
+class VerifierClient:
+    """Calls the verifier."""
+
+    def __init__(self, transport: Any, timeout_s: float) -> None:
+        self._transport, self._timeout_s = transport, timeout_s
+        self._session = self._epoch = 0
+
+    def info(self) -> VerifierInfo:
+        """What is loaded."""
+        request = verifier_pb2.VerifierServiceGetInfoRequest()
+        reply = call_executor("verifier", self._transport.GetInfo, request, self._timeout_s)
+        defaults = reply.sampling_defaults
+        names = [name for name in ("temperature", "top_k", "top_p", "min_p") if defaults.HasField(name)]
+        return VerifierInfo(
+            contract_version=reply.contract_version,
+            model=reply.model,
+            vocab_size=reply.vocab_size,
+            hidden_size=reply.hidden_size,
+            num_layers=reply.num_layers,
+            max_position=reply.max_position,
+            page_bytes=reply.page_bytes,
+            page_size=reply.page_size,
+            eos_token_ids=frozenset(reply.eos_token_ids),
+            padded_rows=tuple(reply.padded_rows),
+            sampling_defaults=SamplingDefaults(**{name: getattr(defaults, name) for name in names}),
+        )
+
+    def attach(self, sizes: SessionSizes, arenas: DraftArenas = DraftArenas()) -> str:  # noqa: B008 - immutable
+        """Starts a session, or maps the drafter's arenas within it; returns the name of the feature arena."""
+        request = verifier_pb2.VerifierServiceAttachRequest(
+            session=sizes.session,
+            num_slots=sizes.num_slots,
+            num_pages=sizes.num_pages,
+            max_model_len=sizes.max_model_len,
+            max_batch_tokens=sizes.max_batch_tokens,
+            feature_ring_rows=sizes.feature_ring_rows,
+            max_draft_tokens=sizes.max_draft_tokens,
+            feature_layer_ids=sizes.feature_layer_ids,
+            draft_probs_arena=arenas.draft_probs,
+            draft_to_target_arena=arenas.draft_to_target,
+        )
+        reply = call_executor("verifier", self._transport.Attach, request, self._timeout_s)
+        self._session, self._epoch = sizes.session, reply.epoch
+        return str(reply.features_arena)
+
+    def step(self, call: StepCall, metadata: Metadata = ()) -> StepResult:
+        """One forward and acceptance. Raises ExecutorError."""
+        request = verifier_pb2.StepRequest(
+            session=self._session,
+            epoch=self._epoch,
+            step_id=call.step_id,
+            slots=_updates_to_pb(call.updates),
+            row_slots=call.row_slots,
+            row_starts=call.row_starts,
+            row_num_tokens=call.row_num_tokens,
+            row_num_drafts=call.row_num_drafts,
+            row_emits=call.row_emits,
+            row_rounds=call.row_rounds,
+            token_ids=call.token_ids,
+        )
+        response = call_executor("verifier", self._transport.Step, request, self._timeout_s, metadata)
+        num_rows = len(call.row_slots)
+        if len(response.verify_lens) != num_rows or len(response.accepted_lens) != num_rows:
+            raise ExecutorError(f"the verifier answered {len(response.verify_lens)} rows for {num_rows}")
+        timings = {timing.phase: timing.duration_ns for timing in response.timings}
+        return StepResult(
+            response.verify_lens,
+            response.accepted_lens,
+            response.token_ids,
+            {failure.row: failure.reason for failure in response.failures},
+            timings.get("forward", 0) + timings.get("head", 0),
+            timings.get("accept", 0),
+        )
+
+
+class DrafterClient:
+    """Calls the drafter."""
+
+    def __init__(self, transport: Any, timeout_s: float) -> None:
+        self._transport, self._timeout_s = transport, timeout_s
+        self._session = self._epoch = 0
+
+    def info(self) -> DrafterInfo:
+        """What is loaded."""
+        request = drafter_pb2.DrafterServiceGetInfoRequest()
+        reply = call_executor("drafter", self._transport.GetInfo, request, self._timeout_s)
+        return DrafterInfo(
+            contract_version=reply.contract_version,
+            model=reply.model,
+            block_size=reply.block_size,
+            target_vocab_size=reply.target_vocab_size,
+            target_hidden_size=reply.target_hidden_size,
+            target_layer_ids=tuple(reply.target_layer_ids),
+            num_target_layers=reply.num_target_layers,
+            page_bytes=reply.page_bytes,
+            page_size=reply.page_size,
+        )
+
+    def attach(self, sizes: SessionSizes, features_arena: str) -> DraftArenas:
+        """Starts a session over the verifier's feature arena."""
+        request = drafter_pb2.DrafterServiceAttachRequest(
+            session=sizes.session,
+            num_slots=sizes.num_slots,
+            num_pages=sizes.num_pages,
+            max_model_len=sizes.max_model_len,
+            features_arena=features_arena,
+        )
+        reply = call_executor("drafter", self._transport.Attach, request, self._timeout_s)
+        self._session, self._epoch = sizes.session, reply.epoch
+        return DraftArenas(reply.draft_probs_arena, reply.draft_to_target_arena)
+
+    def draft(self, call: DraftCall, metadata: Metadata = ()) -> DraftResult:
+        """Ingests, then drafts. Raises ExecutorError."""
+        request = drafter_pb2.DraftRequest(
+            session=self._session,
+            epoch=self._epoch,
+            step_id=call.step_id,
+            slots=_updates_to_pb(call.updates),
+            ingest_slots=call.ingest_slots,
+            ingest_starts=call.ingest_starts,
+            ingest_counts=call.ingest_counts,
+            ingest_oldest_step_ids=call.ingest_oldest_step_ids,
+            ingest_newest_step_ids=call.ingest_newest_step_ids,
+            row_slots=call.row_slots,
+            row_anchor_ids=call.row_anchor_ids,
+            row_anchor_positions=call.row_anchor_positions,
+            row_rounds=call.row_rounds,
+            num_draft_tokens=call.num_draft_tokens,
+        )
+        response = call_executor("drafter", self._transport.Draft, request, self._timeout_s, metadata)
+        shape = (len(call.row_slots), call.num_draft_tokens)
+        confidences = np.frombuffer(response.confidences, "<f4")
+        if len(response.token_ids) != shape[0] * shape[1] or confidences.size != shape[0] * shape[1]:
+            raise ExecutorError(
+                f"the drafter answered {len(response.token_ids)} tokens and {confidences.size} confidences for "
+                f"{shape[0]} rows of {shape[1]}"
+            )
+        timings = {timing.phase: timing.duration_ns for timing in response.timings}
+        return DraftResult(
+            response.token_ids,
+            confidences.reshape(shape),
+            {failure.row: failure.reason for failure in response.ingest_failures},
+            timings.get("ingest", 0) + timings.get("backbone", 0) + timings.get("head", 0),
+        )
+
+
+def _updates_to_pb(updates: SlotUpdates) -> types_pb2.SlotUpdates:
+    return types_pb2.SlotUpdates(
+        releases=updates.releases,
+        admissions=[
+            types_pb2.SlotAdmission(
+                slot=slot,
+                regime=_REGIMES[sampling.regime],
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                key=sampling.key,
+            )
+            for slot, sampling in updates.admissions.items()
+        ],
+        page_slots=updates.page_slots,
+        page_indices=updates.page_indices,
+        page_ids=updates.page_ids,
+    )

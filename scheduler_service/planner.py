@@ -1,0 +1,118 @@
+"""Which rows a step runs: decode rows, prefill chunks, the drafts each row may carry, and the pages for all of it.
+
+Everything here follows from history (tokens committed, pages free), never from the drafts or confidences of the step
+it plans: so it cannot bias what is generated (design 5.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_service.batch import Batch
+from scheduler_service.request import Sequence
+
+
+@dataclass
+class PlannedRow:
+    """One row of the step: `num_tokens` known tokens from `sequence.computed`, then up to `max_drafts` drafts."""
+
+    sequence: Sequence
+    num_tokens: int
+    emits: bool
+    max_drafts: int = 0
+    drafts: list[int] = field(default_factory=list)
+    """Drafts to verify; filled in between planning and the verifier's call."""
+
+
+@dataclass
+class StepPlan:
+    """The rows of a step, and how far each slot's features must be ingested first."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    ingests: list[Sequence] = field(default_factory=list)
+    """Slots with computed positions that the drafter has not ingested."""
+
+
+def plan_step(batch: Batch) -> StepPlan:
+    """Plans one step, oldest sequence first. May preempt the newest ones when pages run out."""
+    plan = StepPlan()
+    decoding, prefilling = _decode_rows(batch)
+    budget = batch.limits.max_batch_tokens - len(decoding)
+    # Drafts must not starve prefill: a quarter of the step is kept for it when there is any.
+    to_prefill = sum(len(sequence.tokens) - sequence.computed for sequence in prefilling)
+    for_drafts = budget - min(to_prefill, batch.limits.max_batch_tokens // 4)
+    if batch.limits.block_size:
+        budget -= _plan_drafts(batch, decoding, for_drafts)
+        plan.ingests = [
+            sequence
+            for sequence in batch.running
+            if sequence.computed > sequence.ingested and not sequence.context_lost
+        ]
+    plan.rows = decoding
+    for sequence in prefilling:
+        count = min(len(sequence.tokens) - sequence.computed, batch.limits.max_chunk, budget)
+        if count <= 0:
+            break
+        budget -= count
+        plan.rows.append(PlannedRow(sequence, count, sequence.computed + count == len(sequence.tokens)))
+    return plan
+
+
+def _decode_rows(batch: Batch) -> tuple[list[PlannedRow], list[Sequence]]:
+    """Rows of sequences that decode, with a page for the anchor; and the sequences that prefill."""
+    decoding: list[PlannedRow] = []
+    prefilling: list[Sequence] = []
+    for sequence in list(batch.running):
+        if not sequence.is_running:
+            continue  # preempted by an older one in this very loop
+        if sequence.waits_for_prompt and not _prompt_is_coming(sequence):
+            sequence.waits_for_prompt = False
+        if sequence.waits_for_prompt or not batch.reserve_or_preempt(sequence, len(sequence.tokens)):
+            continue
+        if sequence.is_decoding:
+            decoding.append(PlannedRow(sequence, 1, emits=True))
+        else:
+            prefilling.append(sequence)
+    return decoding, prefilling
+
+
+def _prompt_is_coming(sequence: Sequence) -> bool:
+    """Whether another choice still computes this one's prompt; if it left, this one takes its place."""
+    request = sequence.request
+    if request.prompt_source is not None and request.prompt_source.is_running:
+        return True
+    request.prompt_source = sequence
+    return False
+
+
+def _plan_drafts(batch: Batch, rows: list[PlannedRow], budget: int) -> int:
+    """Sets how many drafts each decode row may carry; returns their sum."""
+    total = 0
+    for index, row in enumerate(rows):
+        if not _can_draft(batch, row.sequence):
+            continue
+        sequence = row.sequence
+        # max_tokens is clamped to the context at admission, so the row ends inside max_model_len as well.
+        wanted = min(batch.limits.block_size, sequence.num_remaining - 1, (budget - total) // (len(rows) - index))
+        held = len(sequence.pages) * batch.pages.page_size - len(sequence.tokens)
+        if wanted > held and not batch.reserve(sequence, len(sequence.tokens) + wanted):
+            wanted = held  # drafts are worth no preemption
+        row.max_drafts = max(0, wanted)
+        total += row.max_drafts
+    return total
+
+
+def _can_draft(batch: Batch, sequence: Sequence) -> bool:
+    """Whether the draft context will be complete once this step's ingests are done."""
+    if sequence.is_plain_once:
+        sequence.is_plain_once = False
+        return False
+    if sequence.context_lost:
+        return False
+    shared = sequence.pages[: sequence.num_shared_pages]
+    if batch.pages.has_draft_context(shared):
+        return True
+    source = sequence.request.prompt_source
+    if source is None or not source.is_running or source.context_lost:
+        sequence.context_lost = "the shared pages of the prompt have no draft context"
+    return False

@@ -1,0 +1,200 @@
+"""A request and its choices, in tokens."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kernels.sampling import SlotSampling
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended; the numbers are those of the wire."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Sampling as the client asked; neutral where it did not."""
+
+    temperature: float = 1.0
+    """>= 0; 0 is greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerateSpec:
+    """A request as it arrives, not yet validated."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    max_tokens: int | None = None
+    """None: the room left."""
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    num_choices: int = 1
+
+
+@dataclass(frozen=True)
+class ChoiceSummary:
+    """Speculation statistics of one choice."""
+
+    choice: int
+    finish_reason: FinishReason
+    num_tokens: int
+    num_steps: int
+    """Steps after the first token."""
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    accepted_histogram: tuple[int, ...]
+    """Entry k counts the steps that accepted exactly k drafts; block_size + 1 entries."""
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Tokens committed for one choice by one step."""
+
+    choice: int
+    token_ids: list[int]
+    num_accepted: int
+    """How many of them, from the first, are accepted drafts."""
+    num_verified: int
+    finish_reason: FinishReason | None
+    """Set on the choice's last chunk."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a request."""
+
+    choices: tuple[ChoiceSummary, ...]
+    num_prompt_tokens: int
+    error: str
+    speculation_off_reason: str
+    """Why nothing was drafted; empty when drafts were made."""
+
+
+Event: TypeAlias = "TokenChunk | Summary"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice of a request: its tokens and where the executors stand with them."""
+
+    request: Request
+    choice: int
+    sampling: SlotSampling
+    tokens: list[int]
+    """Prompt, then committed tokens. The last one is the anchor once the prompt is computed."""
+    slot: int = -1
+    """Index on the executors; -1 while not running."""
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Positions whose target K/V is computed, from 0."""
+    ingested: int = 0
+    """Positions whose features the drafter has ingested, from 0."""
+    num_shared_pages: int = 0
+    """Leading pages computed (and ingested) by another choice of the request."""
+    waits_for_prompt: bool = False
+    """Whether another choice is computing the full pages of the prompt for this one."""
+    uningested_since: int = 0
+    """Id of the step that computed position `ingested`: rows stamped by older steps are stale."""
+    round: int = 0
+    """Draft calls issued for this choice; never goes back."""
+    is_plain_once: bool = False
+    """Whether the next step must not draft: the last one failed for this row."""
+    num_failures: int = 0
+    """Steps that failed in a row."""
+    context_lost: str = ""
+    """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
+    finish_reason: FinishReason | None = None
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+    accepted_histogram: list[int] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the choice holds a slot."""
+        return self.slot >= 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_tokens - self.num_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether everything but the anchor is computed."""
+        return self.computed == len(self.tokens) - 1
+
+    def summary(self) -> ChoiceSummary:
+        """The statistics so far."""
+        return ChoiceSummary(
+            self.choice,
+            self.finish_reason or FinishReason.ERROR,
+            self.num_tokens,
+            self.num_steps,
+            self.num_drafted,
+            self.num_verified,
+            self.num_accepted,
+            tuple(self.accepted_histogram),
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """A validated request: one prompt, one or more choices."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    """Already clamped to the room left."""
+    stop_token_ids: frozenset[int]
+    """End-of-sequence ids included unless they are ignored."""
+    sink: Callable[[Event], None]
+    """Takes the events, in order."""
+    choices: list[Sequence] = field(default_factory=list)
+    prompt_source: Sequence | None = None
+    """The choice that computes the prompt's full pages for those that wait."""
+    error: str = ""
+    span: Span | None = None
+    """Trace span, when this request is traced."""
+    is_queued: bool = True
+    """Whether it still counts against the bounded queue: not admitted yet."""
+    arrived_s: float = math.nan
+    """Monotonic clock at submission."""
+
+    def summary(self, speculation_off_reason: str) -> Summary:
+        """The end of the request. `speculation_off_reason` holds for the whole engine; choices have their own."""
+        reason = ""
+        if not any(sequence.num_drafted for sequence in self.choices):
+            lost = next((sequence.context_lost for sequence in self.choices if sequence.context_lost), "")
+            reason = speculation_off_reason or lost or "the answer ended before a draft was possible"
+        choices = tuple(sequence.summary() for sequence in self.choices)
+        return Summary(choices, len(self.prompt), self.error, reason)
+
+
+Delivery: TypeAlias = "tuple[Callable[[Event], Any], Event]"
+"""A sink and the event it is to get."""

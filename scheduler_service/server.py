@@ -1,0 +1,176 @@
+"""gRPC face of the scheduler. Wire types of SchedulerService stop here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
+
+from dspark.v1 import scheduler_pb2 as pb
+from dspark.v1 import scheduler_pb2_grpc
+
+from scheduler_service import tracing
+from scheduler_service.request import (
+    ChoiceSummary,
+    Delivery,
+    Event,
+    FinishReason,
+    GenerateSpec,
+    SamplingOptions,
+    Summary,
+    TokenChunk,
+)
+from scheduler_service.service import Scheduler, deliver_directly
+from service_kit.errors import InvalidRequestError, UnavailableError
+
+SERVICE_NAME = "dspark.v1.SchedulerService"
+
+_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Serves on the running event loop; answers UNAVAILABLE until it is given a scheduler."""
+
+    def __init__(self) -> None:
+        self._scheduler: Scheduler | None = None
+
+    def serve(self, scheduler: Scheduler, failed: asyncio.Event) -> None:
+        """Starts serving `scheduler`; `failed` is set if its step loop fails. Call on the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(deliveries: list[Delivery]) -> None:
+            loop.call_soon_threadsafe(deliver_directly, deliveries)
+
+        def fail(reason: str) -> None:
+            loop.call_soon_threadsafe(failed.set)
+
+        scheduler.set_delivery(deliver, fail)
+        if scheduler.failure:
+            failed.set()
+        self._scheduler = scheduler
+
+    def _ready(self) -> Scheduler:
+        if self._scheduler is None:
+            raise UnavailableError("loading: the executors are not ready yet")
+        return self._scheduler
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """Streams chunks, then the summary. The call's end, however it comes, ends the request."""
+        scheduler = self._ready()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        span = tracing.start_request_span("scheduler.generate", context.invocation_metadata())
+        try:
+            live = scheduler.submit(_spec_from_pb(request), events.put_nowait, span)
+            # Not a `finally`: a stream cancelled while a message is being written is never resumed.
+            context.add_done_callback(lambda _: scheduler.end(live))
+            while True:
+                event = await events.get()
+                yield _event_to_pb(event)
+                if isinstance(event, Summary):
+                    return
+        finally:
+            if span is not None:
+                span.end()
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        """Ends a request or one of its choices."""
+        if request.reason not in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_ABORT):
+            raise InvalidRequestError("reason must be FINISH_REASON_STOP or FINISH_REASON_ABORT", field="reason")
+        choice = request.choice if request.HasField("choice") else None
+        self._ready().abort(request.request_id, choice, FinishReason(request.reason))
+        return pb.AbortResponse()
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        """Describes what is served."""
+        scheduler = self._ready()
+        info, limits = scheduler.info, scheduler.limits
+        return pb.GetModelInfoResponse(
+            model=info.model,
+            drafter=info.drafter,
+            verify_mode=info.verify_mode,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            max_num_seqs=limits.max_num_seqs,
+            eos_token_ids=sorted(limits.eos_token_ids),
+            block_size=limits.block_size,
+            sampling_defaults=pb.SamplingParams(
+                temperature=info.sampling_defaults.temperature,
+                top_k=info.sampling_defaults.top_k,
+                top_p=info.sampling_defaults.top_p,
+                min_p=info.sampling_defaults.min_p,
+            ),
+            speculation_off_reason=info.speculation_off_reason,
+        )
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
+        """Gauges and counters."""
+        load = self._ready().load()
+        return pb.GetLoadResponse(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_slots=load.num_free_slots,
+            num_slots=load.num_slots,
+            num_free_pages=load.num_free_pages,
+            num_pages=load.num_pages,
+            num_preemptions=load.num_preemptions,
+            **{counter.name: getattr(load.ledger, counter.name) for counter in fields(load.ledger)},
+        )
+
+
+def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
+    sampling = request.sampling
+    given = {
+        name: getattr(sampling, name)
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        if sampling.HasField(name)
+    }
+    return GenerateSpec(
+        request_id=request.request_id,
+        prompt=list(request.prompt_token_ids),
+        sampling=SamplingOptions(**given),
+        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        stop_token_ids=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        num_choices=request.num_choices or 1,
+    )
+
+
+def _event_to_pb(event: Event) -> pb.GenerateResponse:
+    if isinstance(event, TokenChunk):
+        return pb.GenerateResponse(
+            chunk=pb.TokenChunk(
+                choice=event.choice,
+                token_ids=event.token_ids,
+                num_accepted=event.num_accepted,
+                num_verified=event.num_verified,
+                finish_reason=_REASONS[event.finish_reason],
+            )
+        )
+    return pb.GenerateResponse(
+        summary=pb.GenerateSummary(
+            choices=[_choice_to_pb(choice) for choice in event.choices],
+            num_prompt_tokens=event.num_prompt_tokens,
+            error=event.error,
+            speculation_off_reason=event.speculation_off_reason,
+        )
+    )
+
+
+def _choice_to_pb(choice: ChoiceSummary) -> pb.ChoiceSummary:
+    return pb.ChoiceSummary(
+        choice=choice.choice,
+        finish_reason=_REASONS[choice.finish_reason],
+        num_tokens=choice.num_tokens,
+        num_steps=choice.num_steps,
+        num_drafted=choice.num_drafted,
+        num_verified=choice.num_verified,
+        num_accepted=choice.num_accepted,
+        accepted_histogram=choice.accepted_histogram,
+    )

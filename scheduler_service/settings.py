@@ -1,0 +1,58 @@
+"""Settings of the scheduler, from DSPARK_SCHEDULER_*."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(value: Any) -> Any:
+    """Bytes of "1GiB", "512 MiB", "1.5gb" or a plain number. Raises ValueError naming the units."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError('a size is a number with a unit of B, KB, MB, GB, KiB, MiB or GiB, e.g. "1GiB"')
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+class SchedulerSettings(BaseSettings):
+    """Settings of the scheduler process."""
+
+    model_config = SettingsConfigDict(env_prefix="DSPARK_SCHEDULER_", frozen=True, extra="forbid")
+
+    verify_mode: Literal["off", "static", "compact"] = "compact"
+    """off: plain decoding, the drafter is never called. static: verify whole blocks. compact: scheduled lengths."""
+    speculation_off_reason: str = ""
+    """Why verify_mode is off, told to clients (e.g. that no drafter fits the target)."""
+    max_num_seqs: int = Field(16, ge=1, le=1024)
+    """Most choices running at once (slots)."""
+    max_model_len: int = Field(0, ge=0)
+    """Longest context, prompt and answer, in tokens; 0: the target's own, capped by what kv_memory holds."""
+    max_batch_tokens: int = Field(256, ge=1)
+    """Most token rows in one step: verify rows and prefill chunks together."""
+    kv_memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(2**30, ge=1)
+    """Bytes of target and draft K/V pages together, as a number or e.g. "1GiB"."""
+    max_queued_requests: int = Field(256, ge=1)
+    """Most requests waiting for admission; more are refused."""
+    max_queued_tokens: int = Field(2**20, ge=1)
+    """Most prompt tokens waiting for admission; more are refused."""
+    feature_ring_rows: int = Field(256, ge=1)
+    """Feature rows kept per slot in shared memory; caps a prefill chunk. Unused when verify_mode is off."""
+    startup_timeout_s: float = Field(600.0, gt=0)
+    """Seconds to wait for the executors to load."""
+    step_timeout_s: float = Field(120.0, gt=0)
+    """Deadline of one call to an executor, in seconds."""
+    drain_timeout_s: float = Field(30.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Bound of a gRPC message: the longest prompt the queue may hold, plus page tables and framing."""
+        return 2**20 + 8 * self.max_queued_tokens

@@ -1,0 +1,176 @@
+"""From two executors to a running scheduler: compatibility, sizes, the session's arenas, the cost table."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from typing import Any
+
+from scheduler_service.admission import Limits
+from scheduler_service.batch import Batch
+from scheduler_service.calibrate_cost import measure_costs
+from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
+from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.policy import create_policy
+from scheduler_service.service import ModelInfo, Scheduler
+from scheduler_service.settings import SchedulerSettings
+from service_kit.errors import ConfigurationError
+from service_kit.rpc import CONTRACT_VERSION
+
+log = logging.getLogger(__name__)
+
+
+def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Scheduler:
+    """Attaches both executors, measures the cost table if the mode needs one, and starts the step thread.
+
+    `drafter_transport` is not touched when verify_mode is off. Raises ConfigurationError in words: executors of another
+    contract, a drafter made for another target, or sizes that do not fit.
+    """
+    verifier = VerifierClient(verifier_transport, settings.step_timeout_s)
+    target = verifier.info()
+    _check_contract("verifier", target.contract_version)
+    drafter: DrafterClient | None = None
+    drafter_info: DrafterInfo | None = None
+    if settings.verify_mode != "off":
+        if drafter_transport is None:
+            raise ConfigurationError(f"verify_mode {settings.verify_mode} needs a drafter: give one or use off")
+        drafter = DrafterClient(drafter_transport, settings.step_timeout_s)
+        drafter_info = drafter.info()
+        _check_contract("drafter", drafter_info.contract_version)
+        check_compatibility(target, drafter_info)
+    limits = compute_limits(settings, target, drafter_info)
+    _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
+    batch = Batch(limits)
+    step_ids = itertools.count(1)
+    costs = None
+    if settings.verify_mode == "compact" and drafter is not None:
+        costs = measure_costs(batch, verifier, drafter, step_ids, target.padded_rows)
+        log.info("cost table: %s", costs)
+    off_reason = (settings.speculation_off_reason or "verify_mode is off") if drafter is None else ""
+    info = ModelInfo(
+        model=target.model,
+        drafter=drafter_info.model if drafter_info is not None else "",
+        verify_mode=settings.verify_mode,
+        speculation_off_reason=off_reason,
+        sampling_defaults=target.sampling_defaults,
+    )
+    scheduler = Scheduler(settings, limits, info, batch)
+    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs), step_ids)
+    log.info(
+        "serving %s: %s, %d slots, context %d, %d pages of %d positions",
+        target.model,
+        f"verify_mode {settings.verify_mode}" + (f", drafter {info.drafter}" if info.drafter else ""),
+        limits.max_num_seqs,
+        limits.max_model_len,
+        limits.num_pages,
+        limits.page_size,
+    )
+    return scheduler
+
+
+def _check_contract(name: str, version: int) -> None:
+    if version != CONTRACT_VERSION:
+        raise ConfigurationError(
+            f"the {name} speaks contract version {version}, this scheduler {CONTRACT_VERSION}: start services of one "
+            "release together"
+        )
+
+
+def check_compatibility(target: VerifierInfo, drafter: DrafterInfo) -> None:
+    """Raises ConfigurationError, naming both sides, unless the drafter was made for a target like this one."""
+    pairs = (
+        ("vocabulary", "tokens", drafter.target_vocab_size, target.vocab_size),
+        ("hidden size", "wide", drafter.target_hidden_size, target.hidden_size),
+        ("layer count", "layers", drafter.num_target_layers, target.num_layers),
+        ("page size", "positions", drafter.page_size, target.page_size),
+    )
+    for what, unit, expected, actual in pairs:
+        if expected != actual:
+            raise ConfigurationError(
+                f"drafter {drafter.model} does not fit target {target.model}: it expects a {what} of {expected} "
+                f"{unit}, the target has {actual}: give a drafter trained for this target, or verify_mode off"
+            )
+    layer_ids = drafter.target_layer_ids
+    # The last layer's output is only defined before or after the final norm by convention: refused, not guessed.
+    if not layer_ids or max(layer_ids) >= target.num_layers - 1:
+        raise ConfigurationError(
+            f"drafter {drafter.model} reads target layers {list(layer_ids)}; they must be among "
+            f"0 ... {target.num_layers - 2}"
+        )
+    if drafter.block_size < 1:
+        raise ConfigurationError(f"drafter {drafter.model} has block size 0")
+
+
+def compute_limits(settings: SchedulerSettings, target: VerifierInfo, drafter: DrafterInfo | None) -> Limits:
+    """Sizes of the session. Raises ConfigurationError naming the setting to change and a value that works."""
+    page_bytes = target.page_bytes + (drafter.page_bytes if drafter is not None else 0)
+    block_size = drafter.block_size if drafter is not None else 0
+    num_pages = settings.kv_memory // page_bytes
+    if num_pages < settings.max_num_seqs:
+        raise ConfigurationError(
+            f"kv_memory {settings.kv_memory} holds {num_pages} pages of {page_bytes} bytes, {settings.max_num_seqs} "
+            f"slots need one each: raise DSPARK_SCHEDULER_KV_MEMORY to {settings.max_num_seqs * page_bytes} or lower "
+            f"DSPARK_SCHEDULER_MAX_NUM_SEQS to {max(1, num_pages)}",
+            field="kv_memory",
+        )
+    if settings.max_batch_tokens < settings.max_num_seqs:
+        raise ConfigurationError(
+            f"max_batch_tokens {settings.max_batch_tokens} is less than one token for each of {settings.max_num_seqs} "
+            f"slots: raise DSPARK_SCHEDULER_MAX_BATCH_TOKENS to {settings.max_num_seqs * (block_size + 1)}",
+            field="max_batch_tokens",
+        )
+    if block_size and settings.feature_ring_rows <= block_size:
+        raise ConfigurationError(
+            f"feature_ring_rows {settings.feature_ring_rows} is less than a block of {block_size} with its anchor: "
+            f"raise DSPARK_SCHEDULER_FEATURE_RING_ROWS to at least {block_size + 1}",
+            field="feature_ring_rows",
+        )
+    capacity = num_pages * target.page_size
+    max_model_len = settings.max_model_len or min(target.max_position, capacity)
+    if max_model_len > target.max_position:
+        raise ConfigurationError(
+            f"max_model_len {max_model_len} is more than the {target.max_position} the target supports: lower "
+            f"DSPARK_SCHEDULER_MAX_MODEL_LEN to {target.max_position}",
+            field="max_model_len",
+        )
+    if max_model_len > capacity:
+        needed = -(-max_model_len // target.page_size) * page_bytes
+        raise ConfigurationError(
+            f"max_model_len {max_model_len} needs {needed} bytes of K/V pages, kv_memory is {settings.kv_memory}: "
+            f"lower DSPARK_SCHEDULER_MAX_MODEL_LEN to {capacity} or raise DSPARK_SCHEDULER_KV_MEMORY",
+            field="max_model_len",
+        )
+    if max_model_len < 2:
+        raise ConfigurationError("max_model_len must hold at least 2 tokens", field="max_model_len")
+    return Limits(
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        max_batch_tokens=settings.max_batch_tokens,
+        # No more than all slots can ever fill, the look-ahead of one block included.
+        num_pages=min(num_pages, settings.max_num_seqs * (-(-max_model_len // target.page_size))),
+        page_size=target.page_size,
+        vocab_size=target.vocab_size,
+        eos_token_ids=target.eos_token_ids,
+        block_size=block_size,
+        feature_ring_rows=settings.feature_ring_rows if block_size else 0,
+    )
+
+
+def _attach(
+    limits: Limits, verifier: VerifierClient, drafter: DrafterClient | None, feature_layer_ids: tuple[int, ...]
+) -> None:
+    """Starts a session on both: the verifier's features first, then the drafter, then its arenas back."""
+    sizes = SessionSizes(
+        session=secrets.randbits(63) + 1,  # never 0, the stamp of an unwritten row
+        num_slots=limits.max_num_seqs,
+        num_pages=limits.num_pages,
+        max_model_len=limits.max_model_len,
+        max_batch_tokens=limits.max_batch_tokens,
+        feature_ring_rows=limits.feature_ring_rows,
+        max_draft_tokens=limits.block_size,
+        feature_layer_ids=feature_layer_ids,
+    )
+    features_arena = verifier.attach(sizes)
+    if drafter is not None:
+        verifier.attach(sizes, drafter.attach(sizes, features_arena))

@@ -1,0 +1,159 @@
+"""One step: plan, draft, choose verify lengths, verify, commit. Two calls at most (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from time import perf_counter_ns
+
+from scheduler_service import tracing
+from scheduler_service.batch import Batch
+from scheduler_service.commit import Committer
+from scheduler_service.executor_types import DraftCall, DraftResult, StepCall
+from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.ledger import Ledger
+from scheduler_service.planner import PlannedRow, StepPlan, plan_step
+from scheduler_service.policy import DraftedBatch, VerifyPolicy
+from scheduler_service.request import FinishReason
+from scheduler_service.transport import Metadata
+
+log = logging.getLogger(__name__)
+
+
+class StepEngine:
+    """Runs steps over a batch. Knows nothing of threads."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        committer: Committer,
+        ledger: Ledger,
+        verifier: VerifierClient,
+        drafter: DrafterClient | None,
+        policy: VerifyPolicy | None,
+        step_ids: Iterator[int],
+        flush: Callable[[], None],
+    ) -> None:
+        """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called before each call."""
+        self._batch, self._committer, self._ledger = batch, committer, ledger
+        self._verifier, self._drafter, self._policy = verifier, drafter, policy
+        self._step_ids, self._flush = step_ids, flush
+
+    def run(self) -> None:
+        """Runs one step. Raises ExecutorError when an executor cannot be reached or refuses the call."""
+        started = perf_counter_ns()
+        plan = plan_step(self._batch)
+        step_id = next(self._step_ids)
+        with tracing.step_span(plan.rows, step_id) as metadata:
+            if self._drafter is not None and self._policy is not None:
+                self._draft(self._drafter, self._policy, plan, step_id, metadata)
+            self._verify(plan, step_id, metadata)
+        self._ledger.num_steps += 1
+        self._ledger.step_ns += perf_counter_ns() - started
+
+    def _draft(
+        self, drafter: DrafterClient, policy: VerifyPolicy, plan: StepPlan, step_id: int, metadata: Metadata
+    ) -> None:
+        drafted = [row for row in plan.rows if row.max_drafts]
+        if not drafted and not plan.ingests:
+            return
+        block_size = self._batch.limits.block_size
+        for row in drafted:
+            row.sequence.round += 1  # at issue: even a call that fails has used its noise
+        anchors = [row.sequence for row in drafted]
+        ingests = plan.ingests
+        call = DraftCall(
+            step_id=step_id,
+            updates=self._batch.drafter_updates.take(),
+            ingest_slots=[sequence.slot for sequence in ingests],
+            ingest_starts=[sequence.ingested for sequence in ingests],
+            ingest_counts=[sequence.computed - sequence.ingested for sequence in ingests],
+            ingest_oldest_step_ids=[sequence.uningested_since for sequence in ingests],
+            ingest_newest_step_ids=[step_id - 1] * len(ingests),
+            row_slots=[sequence.slot for sequence in anchors],
+            row_anchor_ids=[sequence.tokens[-1] for sequence in anchors],
+            row_anchor_positions=[len(sequence.tokens) - 1 for sequence in anchors],
+            row_rounds=[sequence.round for sequence in anchors],
+            num_draft_tokens=block_size,
+        )
+        self._flush()
+        started = perf_counter_ns()
+        result = drafter.draft(call, metadata)
+        self._ledger.draft_call_ns += perf_counter_ns() - started
+        self._ledger.drafter_model_ns += result.model_ns
+        self._acknowledge_ingests(plan, result.ingest_failures)
+        for row in drafted:
+            if row.sequence.context_lost:
+                row.max_drafts = 0  # its rows of this reply are void
+        if drafted:
+            self._choose(policy, plan, drafted, result)
+
+    def _choose(self, policy: VerifyPolicy, plan: StepPlan, drafted: list[PlannedRow], result: DraftResult) -> None:
+        """Gives each drafted row the drafts it will verify."""
+        lens = policy.verify_lens(
+            DraftedBatch(
+                confidences=result.confidences,
+                max_drafts=[row.max_drafts for row in drafted],
+                num_emitting=sum(row.emits for row in plan.rows),
+                num_tokens=sum(row.num_tokens for row in plan.rows),
+            )
+        )
+        block_size = self._batch.limits.block_size
+        for index, (row, length) in enumerate(zip(drafted, lens, strict=True)):
+            if row.max_drafts:
+                row.drafts = list(result.token_ids[index * block_size : index * block_size + length])
+                row.sequence.num_drafted += block_size
+                self._ledger.num_drafted += block_size
+
+    def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
+        pages = self._batch.pages
+        for index, sequence in enumerate(plan.ingests):
+            if index in failures:
+                sequence.context_lost = f"draft context lost: {failures[index]}"
+                log.warning("request %s: %s", sequence.request.request_id, sequence.context_lost)
+                continue
+            first, last = sequence.ingested // pages.page_size, sequence.computed // pages.page_size
+            for page in sequence.pages[first:last]:
+                pages.mark_draft_context(page)
+            sequence.ingested = sequence.computed
+
+    def _verify(self, plan: StepPlan, step_id: int, metadata: Metadata) -> None:
+        rows = plan.rows
+        token_ids: list[int] = []
+        for row in rows:
+            computed = row.sequence.computed
+            token_ids += row.sequence.tokens[computed : computed + row.num_tokens]
+            token_ids += row.drafts
+        call = StepCall(
+            step_id=step_id,
+            updates=self._batch.verifier_updates.take(),
+            row_slots=[row.sequence.slot for row in rows],
+            row_starts=[row.sequence.computed for row in rows],
+            row_num_tokens=[row.num_tokens + len(row.drafts) for row in rows],
+            row_num_drafts=[len(row.drafts) for row in rows],
+            row_emits=[row.emits for row in rows],
+            row_rounds=[row.sequence.round for row in rows],
+            token_ids=token_ids,
+        )
+        self._flush()
+        started = perf_counter_ns()
+        result = self._verifier.step(call, metadata)
+        self._ledger.step_call_ns += perf_counter_ns() - started
+        self._ledger.verifier_model_ns += result.model_ns
+        self._ledger.verifier_accept_ns += result.accept_ns
+        offset = 0
+        for index, row in enumerate(rows):
+            if index in result.failures:
+                self._committer.fail_row(row, result.failures[index])
+                continue
+            num_accepted = result.accepted_lens[index]
+            count = num_accepted + 1 if row.emits else 0
+            self._commit_row(row, num_accepted, list(result.token_ids[offset : offset + count]), step_id)
+            offset += count
+
+    def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
+        try:
+            self._committer.commit(row, num_accepted, token_ids, step_id)
+        except Exception as error:  # one request's trouble must not become everyone's
+            log.exception("request %s failed at commit", row.sequence.request.request_id)
+            self._committer.finish(row.sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
