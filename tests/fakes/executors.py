@@ -1,0 +1,268 @@
+"""A verifier and a drafter without a model, for the scheduler's tests.
+
+The toy target's next token is a hash of the whole prefix, and the prefix is read back through the page table, so any
+mix-up of pages, slots or positions changes the text. K/V of a position is its token; its feature likewise. The drafter
+keeps its own pages, refuses stale feature rows, asserts that the context of an anchor is complete, and drafts the
+target's own next token with a given probability. Both are servicers (wire types in and out).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dspark.v1 import drafter_pb2, types_pb2, verifier_pb2
+
+from kernels.sampling import Regime, SlotSampling
+from service_kit.errors import SessionMismatchError
+from service_kit.rpc import CONTRACT_VERSION
+from service_kit.slots import SlotTable
+
+VOCAB_SIZE = 50
+EOS_ID = 0
+PAGE_SIZE = 4
+NUM_LAYERS = 6
+HIDDEN_SIZE = 8
+
+
+def _hash(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def next_token(prefix: list[int], sampling: SlotSampling, round_: int = 0) -> int:
+    """The toy target: any dependence on the key, and for rejection rows on the round, that the regime allows."""
+    key: tuple[int, ...] = ()
+    if sampling.regime is Regime.COUPLED:
+        key = (sampling.key,)
+    elif sampling.regime is Regime.REJECTION:
+        key = (sampling.key, round_)
+    return 1 + _hash(prefix, key) % (VOCAB_SIZE - 1)
+
+
+def reference_text(prompt: list[int], count: int, sampling: SlotSampling) -> list[int]:
+    """`count` tokens of plain decoding without any scheduler."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, sampling))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class Ring:
+    """The shared feature ring: (step id, position, token) per (slot, position % rows)."""
+
+    rows: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass
+class FakeVerifier:
+    """A VerifierService over the toy target."""
+
+    ring: Ring
+    max_position: int = 64
+    page_bytes: int = 1000
+    vocab_size: int = VOCAB_SIZE
+    contract_version: int = CONTRACT_VERSION
+    fail_rows: dict[int, str] = field(default_factory=dict)
+    """Slots whose rows fail in every call until removed."""
+    fail_drafted: bool = False
+    """Whether rows with drafts fail."""
+    raises: Exception | None = None
+    attaches: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    gate: threading.Event | None = None
+    """When given, every Step waits for it."""
+
+    def GetInfo(self, request: Any, context: Any) -> Any:
+        return verifier_pb2.VerifierServiceGetInfoResponse(
+            contract_version=self.contract_version,
+            model="toy-target",
+            vocab_size=self.vocab_size,
+            hidden_size=HIDDEN_SIZE,
+            num_layers=NUM_LAYERS,
+            max_position=self.max_position,
+            page_bytes=self.page_bytes,
+            page_size=PAGE_SIZE,
+            eos_token_ids=[EOS_ID],
+            padded_rows=[1, 2, 4, 4],
+            sampling_defaults=verifier_pb2.SamplingDefaults(temperature=0.5),
+        )
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        self.attaches.append(request)
+        if not request.draft_probs_arena:
+            self.slots = SlotTable(request.num_slots, request.num_pages, request.max_model_len, PAGE_SIZE)
+            self.kv: dict[tuple[int, int], int] = {}
+            self.last_step_id = 0
+            self.ring.rows.clear()
+            self.ring.size = request.feature_ring_rows
+            self.limits = request
+        return verifier_pb2.VerifierServiceAttachResponse(epoch=7, features_arena="features")
+
+    def Step(self, request: Any, context: Any) -> Any:
+        if self.gate is not None:
+            self.gate.wait(10)
+        if self.raises is not None:
+            raise self.raises
+        assert request.session == self.limits.session
+        assert request.epoch == 7
+        assert request.step_id > self.last_step_id
+        assert len(request.token_ids) <= self.limits.max_batch_tokens
+        assert len(set(request.row_slots)) == len(request.row_slots) > 0
+        self.last_step_id = request.step_id
+        self.calls.append(request)
+        self.slots.apply(request.slots)
+        reply = verifier_pb2.StepResponse(timings=[types_pb2.PhaseTiming(phase="forward", duration_ns=1000)])
+        offset = 0
+        for index, slot in enumerate(request.row_slots):
+            start, count = request.row_starts[index], request.row_num_tokens[index]
+            tokens = list(request.token_ids[offset : offset + count])
+            offset += count
+            self.slots.require_span(slot, 0, start + count)
+            num_drafts, emits = request.row_num_drafts[index], request.row_emits[index]
+            if slot in self.fail_rows or (self.fail_drafted and num_drafts):
+                reply.failures.append(types_pb2.RowFailure(row=index, reason=self.fail_rows.get(slot, "stale drafts")))
+                reply.verify_lens.append(0)
+                reply.accepted_lens.append(0)
+                continue
+            accepted, emitted = self._row(slot, start, tokens, num_drafts, request.row_rounds[index], request.step_id)
+            reply.verify_lens.append(num_drafts)
+            reply.accepted_lens.append(accepted if emits else 0)
+            if emits:
+                reply.token_ids.extend(emitted)
+            else:
+                assert not num_drafts
+        return reply
+
+    def _row(
+        self, slot: int, start: int, tokens: list[int], num_drafts: int, round_: int, step_id: int
+    ) -> tuple[int, list[int]]:
+        sampling = self.slots.sampling[slot]
+        assert sampling is not None
+        table = self.slots.page_table[slot]
+        for position, token in enumerate(tokens, start):
+            assert position < self.limits.max_model_len
+            self.kv[(int(table[position // PAGE_SIZE]), position % PAGE_SIZE)] = token
+            if self.ring.size:
+                self.ring.rows[(slot, position % self.ring.size)] = (step_id, position, token)
+        assert not self.ring.size or len(tokens) <= self.ring.size
+        end = start + len(tokens)
+        prefix = [self.kv[(int(table[p // PAGE_SIZE]), p % PAGE_SIZE)] for p in range(end)]
+        first = end - num_drafts
+        accepted = 0
+        while accepted < num_drafts:
+            if prefix[first + accepted] != next_token(prefix[: first + accepted], sampling, round_):
+                break
+            accepted += 1
+        bonus = next_token(prefix[: first + accepted], sampling, round_)
+        return accepted, [*prefix[first : first + accepted], bonus]
+
+
+@dataclass
+class FakeDrafter:
+    """A DrafterService that drafts the toy target's token with probability `quality`, else a wrong one."""
+
+    ring: Ring
+    quality: float = 0.7
+    block_size: int = 5
+    page_bytes: int = 500
+    target_vocab_size: int = VOCAB_SIZE
+    target_hidden_size: int = HIDDEN_SIZE
+    num_target_layers: int = NUM_LAYERS
+    page_size: int = PAGE_SIZE
+    target_layer_ids: tuple[int, ...] = (1, 3)
+    contract_version: int = CONTRACT_VERSION
+    fail_ingest_slots: set[int] = field(default_factory=set)
+    raises: Exception | None = None
+    attaches: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    confidence: float | None = None
+    """Reported instead of the truth when given."""
+
+    def GetInfo(self, request: Any, context: Any) -> Any:
+        return drafter_pb2.DrafterServiceGetInfoResponse(
+            contract_version=self.contract_version,
+            model="toy-drafter",
+            block_size=self.block_size,
+            target_vocab_size=self.target_vocab_size,
+            draft_vocab_size=self.target_vocab_size,
+            target_hidden_size=self.target_hidden_size,
+            target_layer_ids=self.target_layer_ids,
+            num_target_layers=self.num_target_layers,
+            page_bytes=self.page_bytes,
+            page_size=self.page_size,
+        )
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        assert request.features_arena == "features"
+        self.attaches.append(request)
+        self.slots = SlotTable(request.num_slots, request.num_pages, request.max_model_len, PAGE_SIZE)
+        self.kv: dict[tuple[int, int], int] = {}
+        self.rounds: dict[tuple[int, int], int] = {}
+        self.last_step_id = 0
+        self.session = request.session
+        return drafter_pb2.DrafterServiceAttachResponse(epoch=9, draft_probs_arena="draft-probs")
+
+    def Draft(self, request: Any, context: Any) -> Any:
+        if self.raises is not None:
+            raise self.raises
+        assert (request.session, request.epoch) == (self.session, 9)
+        assert request.step_id > self.last_step_id
+        assert request.row_slots or request.ingest_slots, "an empty Draft call"
+        self.last_step_id = request.step_id
+        self.calls.append(request)
+        self.slots.apply(request.slots)
+        reply = drafter_pb2.DraftResponse(timings=[types_pb2.PhaseTiming(phase="backbone", duration_ns=500)])
+        for index in range(len(request.ingest_slots)):
+            if reason := self._ingest(request, index):
+                reply.ingest_failures.append(types_pb2.RowFailure(row=index, reason=reason))
+        confidences: list[float] = []
+        for index, slot in enumerate(request.row_slots):
+            anchor, position = request.row_anchor_ids[index], request.row_anchor_positions[index]
+            for draft, confidence in self._block(slot, anchor, position, request.row_rounds[index]):
+                reply.token_ids.append(draft)
+                confidences.append(confidence)
+        reply.confidences = np.array(confidences, "<f4").tobytes()
+        return reply
+
+    def _ingest(self, request: Any, index: int) -> str:
+        slot, start, count = request.ingest_slots[index], request.ingest_starts[index], request.ingest_counts[index]
+        self.slots.require_span(slot, start, count)
+        if slot in self.fail_ingest_slots:
+            return "the row is gone"
+        for position in range(start, start + count):
+            step_id, at, token = self.ring.rows[(slot, position % self.ring.size)]
+            oldest, newest = request.ingest_oldest_step_ids[index], request.ingest_newest_step_ids[index]
+            assert at == position, f"ring row of position {position} holds {at}"
+            assert oldest <= step_id <= newest, f"row of step {step_id} is outside {oldest} ... {newest}"
+            page = int(self.slots.page_table[slot][position // PAGE_SIZE])
+            self.kv[(page, position % PAGE_SIZE)] = token
+        return ""
+
+    def _block(self, slot: int, anchor: int, position: int, round_: int) -> list[tuple[int, float]]:
+        sampling = self.slots.sampling[slot]
+        if sampling is None:
+            raise SessionMismatchError(f"slot {slot} is not admitted")
+        assert round_ > self.rounds.get((slot, sampling.key), 0) or sampling.key == 0, "a round was used twice"
+        self.rounds[(slot, sampling.key)] = round_
+        table = self.slots.page_table[slot]
+        prefix = [self.kv[(int(table[p // PAGE_SIZE]), p % PAGE_SIZE)] for p in range(position)] + [anchor]
+        block = []
+        for _ in range(self.block_size):
+            token = next_token(prefix, sampling, round_)
+            is_right = _hash("draft", prefix, round_) % 1000 < self.quality * 1000
+            draft = token if is_right else 1 + token % (VOCAB_SIZE - 1)
+            truth = 0.9 if is_right else 0.2
+            block.append((draft, truth if self.confidence is None else self.confidence))
+            prefix.append(draft)
+        return block
+
+
+def fake_pair(**drafter: Any) -> tuple[FakeVerifier, FakeDrafter]:
+    """A verifier and a drafter that share a feature ring."""
+    ring = Ring()
+    return FakeVerifier(ring), FakeDrafter(ring, **drafter)
