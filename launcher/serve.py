@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from launcher.models import ModelPair
-from launcher.services import ServeOptions
+from launcher.services import ServeOptions, kernel_cache
 from launcher.settings import LauncherSettings
 from launcher.stack import running_server
 from launcher.supervisor import stop_on_signals
@@ -19,14 +19,15 @@ from service_kit.settings import CommonSettings
 class _StartDisplay:
     """Which services are still loading: a spinner on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, is_first: bool) -> None:
+        self._note = " (the first start compiles kernels: a minute or two)" if is_first else ""
         self._console, self._status = console, Status("starting", console=console)
         self._started, self._pending = time.monotonic(), list[str]()
 
     def on_start(self, log_dir: Path, names: list[str]) -> None:
         """Shows where the logs are."""
         self._pending = list(names)
-        self._console.print(f"logs: {log_dir}", style="dim", soft_wrap=True)
+        self._console.print(f"logs: {log_dir}{self._note}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._status.start()
         self._refresh()
@@ -38,7 +39,7 @@ class _StartDisplay:
         self._refresh()
 
     def _refresh(self) -> None:
-        self._status.update(f"loading {', '.join(self._pending)}")
+        self._status.update(f"loading {', '.join(self._pending)}{self._note}")
 
     @property
     def elapsed_s(self) -> float:
@@ -55,7 +56,7 @@ def run_serve(options: ServeOptions, pair: ModelPair, common: CommonSettings, se
     console = Console(stderr=True, highlight=False)
     if pair.note:
         console.print(pair.note, style="yellow", soft_wrap=True)
-    display = _StartDisplay(console)
+    display = _StartDisplay(console, is_first=not kernel_cache(common).exists())
     with stop_on_signals() as stop:
         try:
             with running_server(

@@ -97,12 +97,17 @@ def plan_services(
     return plans
 
 
+def kernel_cache(common: CommonSettings) -> Path:
+    """Directory of compiled kernels."""
+    return common.cache_dir / "numba"
+
+
 def executor_environment(common: CommonSettings, settings: LauncherSettings) -> dict[str, str]:
     """Thread settings of processes that compute. Executors alternate, so each takes every core and waits politely."""
     return {
         "OMP_NUM_THREADS": str(available_cores()),
         "GOMP_SPINCOUNT": str(settings.spin_count),
-        "NUMBA_CACHE_DIR": str(common.cache_dir / "numba"),
+        "NUMBA_CACHE_DIR": str(kernel_cache(common)),
         "TOKENIZERS_PARALLELISM": "false",
     }
 

@@ -19,10 +19,11 @@ from launcher.client import Client
 from launcher.processes import ServiceProcess
 from launcher.services import ServicePlan
 from launcher.settings import LauncherSettings, inherited_environment
-from service_kit.rpc import socket_address
+from service_kit.rpc import open_channel, socket_address
 
 _STOP_ORDER = ("server", "gateway", "scheduler", "drafter", "verifier")
 _POLL_S = 0.1
+_LOADING_STOP_S = 1.0
 
 
 class ServiceDiedError(Exception):
@@ -66,6 +67,7 @@ class Supervisor:
         """Starts nothing yet. Sockets go to `run_dir`, logs to `log_dir`."""
         self._plans, self._run_dir, self._log_dir, self._settings = plans, run_dir, log_dir, settings
         self.processes: dict[str, ServiceProcess] = {}
+        self._ready: set[str] = set()
 
     def start(self) -> None:
         """Starts all services at once; they wait for each other."""
@@ -92,7 +94,9 @@ class Supervisor:
             checks: dict[str, Callable[[], bool]] = dict.fromkeys(pending, client.is_ready)
             for name, grpc_service in pending.items():
                 if grpc_service:
-                    channel = stack.enter_context(grpc.insecure_channel(socket_address(self._run_dir, name)))
+                    channel = stack.enter_context(
+                        open_channel(socket_address(self._run_dir, name), max_message_bytes=2**20)
+                    )
                     checks[name] = _grpc_check(channel, grpc_service)
             while pending:
                 if stop.wait(_POLL_S):
@@ -100,6 +104,7 @@ class Supervisor:
                 self.check_alive()
                 for name in [name for name in pending if checks[name]()]:
                     del pending[name]
+                    self._ready.add(name)
                     on_ready(name)
                 if time.monotonic() > deadline:
                     name = next(iter(pending))
@@ -126,9 +131,9 @@ class Supervisor:
         """Stops gateway, scheduler, executors in this order, each in bounded time; at once after a second signal."""
         for name in _STOP_ORDER:
             if name in self.processes:
-                self.processes[name].stop(
-                    self._settings.stop_timeout_s, is_hurried=lambda: request is not None and request.count > 1
-                )
+                # One that is still loading has nothing to drain and may not listen to signals yet.
+                timeout_s = self._settings.stop_timeout_s if name in self._ready else _LOADING_STOP_S
+                self.processes[name].stop(timeout_s, lambda: request is not None and request.count > 1)
 
     def _report(self, name: str) -> str:
         process = self.processes[name]
