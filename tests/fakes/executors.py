@@ -222,6 +222,10 @@ class FakeDrafter:
                 reply.ingest_failures.append(types_pb2.RowFailure(row=index, reason=reason))
         confidences: list[float] = []
         for index, slot in enumerate(request.row_slots):
+            if slot in self.fail_ingest_slots:
+                reply.token_ids.extend([0] * self.block_size)
+                confidences += [float("nan")] * self.block_size
+                continue
             anchor, position = request.row_anchor_ids[index], request.row_anchor_positions[index]
             for draft, confidence in self._block(slot, anchor, position, request.row_rounds[index]):
                 reply.token_ids.append(draft)
