@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from dspark.v1 import drafter_pb2, types_pb2
+from safetensors.numpy import load_file, save_file
 
 from drafter_service.engine import DrafterEngine
 from drafter_service.loading import load_drafter
@@ -18,7 +20,23 @@ from kernels.sampling import Regime
 from service_kit.engine_thread import EngineThread
 from service_kit.handoff import Arena, ArenaSpec
 
+GOLDEN = Path(__file__).parent / "golden"
+VANILLA_DRAFTER, TARGET = GOLDEN / "draft_vanilla", GOLDEN / "target"
+Tensors = dict[str, np.ndarray]
 SESSION = 2**63 + 11  # does not fit a signed integer
+
+
+def make_checkpoint(
+    directory: Path, changes: dict[str, Any], edit: Callable[[Tensors], None] = lambda tensors: None
+) -> Path:
+    """The vanilla golden drafter with configuration changes and edited tensors."""
+    directory.mkdir()
+    config = json.loads((VANILLA_DRAFTER / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    tensors = load_file(VANILLA_DRAFTER / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
 
 
 class DrafterHarness:
