@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 
 from gateway.auth import ApiKeys, AuthMiddleware
 from gateway.generation import TextGenerator
-from gateway.routes.generate import generate_router
-from gateway.routes.info import info_router
+from gateway.routes.generate import add_generate_routes
+from gateway.routes.info import add_info_routes
 from gateway.settings import GatewaySettings
 from gateway.web import RequestContext, error_response, http_exception_response
 from service_kit.errors import ServiceError
@@ -33,8 +33,8 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.include_router(generate_router(settings, generator))
-    app.include_router(info_router(settings, generator))
+    add_generate_routes(app, settings, generator)
+    add_info_routes(app, settings, generator)
     app.add_middleware(AuthMiddleware, keys=keys)
     app.add_middleware(RequestContext)
     return app

@@ -97,9 +97,8 @@ class Answer:
         with_usage = bool(options and options.include_usage)
         is_continuous = bool(options and options.continuous_usage_stats)
         sends_empty = self._with_ids or is_continuous
-        root: dict[str, Any] = {**self._root, "object": "chat.completion.chunk" if self._is_chat else "text_completion"}
-        if with_usage and not is_continuous:
-            root["usage"] = None
+        bare = {**self._root, "object": "chat.completion.chunk" if self._is_chat else "text_completion"}
+        root = {**bare, "usage": None} if with_usage and not is_continuous else bare
         opened: set[int] = set()
         end: End | None = None
         async with aclosing(_merge(self._generations)) as events:
@@ -117,7 +116,7 @@ class Answer:
                     data = self._opening(root, index, prompt, usage)
                 yield data + event({**root, "choices": [self._delta(index, item)], **usage})
         if with_usage:
-            yield event({**root, "choices": [], "usage": self._usage(), **self._statistics(end)})
+            yield event({**bare, "choices": [], "usage": self._usage(), **self._statistics(end)})
 
     def cancel(self) -> None:
         """Aborts what still runs."""

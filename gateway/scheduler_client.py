@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -185,12 +185,21 @@ class _LocalContext:
     def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
         self._metadata = metadata
         self.is_admitted = asyncio.Event()
+        self._callbacks: list[Callable[[Any], None]] = []
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         self.is_admitted.set()
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def finish(self, *_: Any) -> None:
+        """The call ended, however it did."""
+        for callback in self._callbacks:
+            callback(self)
 
 
 class _LocalStream:
@@ -200,6 +209,7 @@ class _LocalStream:
         self._messages: asyncio.Queue[Tokens | Summary | ServiceError | None] = asyncio.Queue()
         self._refusal: ServiceError | None = None
         self._task = asyncio.create_task(self._pump(responses, context))
+        self._task.add_done_callback(context.finish)
 
     async def _pump(self, responses: AsyncIterator[Any], context: _LocalContext) -> None:
         try:

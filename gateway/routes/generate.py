@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fastapi import APIRouter, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from gateway.generation import TextGenerator
@@ -17,9 +17,8 @@ from gateway.web import json_response, read_json
 _MAX_NAMED_PARAMETERS = 20
 
 
-def generate_router(settings: GatewaySettings, generator: TextGenerator) -> APIRouter:
+def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> None:
     """The two generation endpoints."""
-    router = APIRouter()
 
     async def respond(request: GenerationRequest) -> Response:
         model = generator.resolve_model(request.model)
@@ -41,15 +40,13 @@ def generate_router(settings: GatewaySettings, generator: TextGenerator) -> APIR
         request = parse_request(request_class, body, settings)
         return await answer_while_connected(http, respond(request))
 
-    @router.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         return await handle(http, ChatRequest)
 
-    @router.post("/v1/completions")
+    @app.post("/v1/completions")
     async def completions(http: Request) -> Response:
         return await handle(http, CompletionRequest)
-
-    return router
 
 
 def _headers(request: GenerationRequest) -> dict[str, str]:

@@ -6,7 +6,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from fastapi.responses import Response
 
 from gateway.errors import error_body
@@ -15,9 +15,8 @@ from gateway.settings import GatewaySettings
 from gateway.web import json_response
 
 
-def info_router(settings: GatewaySettings, generator: TextGenerator) -> APIRouter:
+def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> None:
     """Endpoints that never touch the scheduler: they answer from what the gateway last heard."""
-    router = APIRouter()
     readiness = generator.readiness
     started = int(time.time())
     version = metadata.version("dspark-server")
@@ -33,20 +32,20 @@ def info_router(settings: GatewaySettings, generator: TextGenerator) -> APIRoute
             "max_model_len": info.max_model_len,
         }
 
-    @router.get("/v1/models")
+    @app.get("/v1/models")
     async def models() -> Response:
         return json_response({"object": "list", "data": [model_card(name) for name in generator.model_names]})
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return json_response(model_card(generator.resolve_model(name)))
 
-    @router.get("/health/live")
+    @app.get("/health/live")
     async def live() -> Response:
         return json_response({"status": "live"})
 
-    @router.get("/health")
-    @router.get("/health/ready")
+    @app.get("/health")
+    @app.get("/health/ready")
     async def ready() -> Response:
         if readiness.state == "ready":
             return json_response({"status": "ready"})
@@ -55,8 +54,6 @@ def info_router(settings: GatewaySettings, generator: TextGenerator) -> APIRoute
         body = error_body(message, "server_error", code=readiness.state)
         return json_response(body, 503, {"retry-after": str(settings.retry_after_s)})
 
-    @router.get("/version")
+    @app.get("/version")
     async def show_version() -> Response:
         return json_response({"version": version})
-
-    return router

@@ -1,0 +1,165 @@
+"""Validation of requests: every refusal names its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.schemas import NEUTRAL_VALUES, ChatRequest, CompletionRequest, parse_request, unknown_parameters
+from gateway.settings import GatewaySettings
+from service_kit.errors import InvalidRequestError
+
+SETTINGS = GatewaySettings(max_messages=8, max_prompts=3)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 1e9}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": False}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"seed": "1"}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"stop": 7}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ["x" * 257]}, "stop"),
+    ({"stop_token_ids": "1"}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"model": 5}, "model"),
+    ({"dspark": {"piece": True}}, "dspark.piece"),
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": CHAT["messages"] * 9}, "messages"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"presence_penalty": False}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+    ({"x": [{"y": {"chat_template": "{{ 1 }}"}}]}, "x[0].y.chat_template"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"eos_token": "x"}}, "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused_names_the_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_request(ChatRequest, {**CHAT, **fields}, SETTINGS)
+    assert caught.value.field == field
+    assert field in caught.value.message or field.endswith("chat_template")
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [], [""], "", [1, "a"], [[1], []], [-1], [1.5], ["a"] * 4, {"text": "a"}, [True]], ids=str
+)
+def test_refused_prompts(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_request(CompletionRequest, {"prompt": prompt}, SETTINGS)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]]), (["a", [1]], ["a", [1]])],
+    ids=str,
+)
+def test_prompt_forms(prompt: Any, prompts: list[Any]) -> None:
+    assert parse_request(CompletionRequest, {"prompt": prompt}, SETTINGS).prompt == prompts
+
+
+def test_missing_parts_are_named() -> None:
+    for request_class, field in ((ChatRequest, "messages"), (CompletionRequest, "prompt")):
+        with pytest.raises(InvalidRequestError, match="is required") as caught:
+            parse_request(request_class, {}, SETTINGS)
+        assert caught.value.field == field
+    with pytest.raises(InvalidRequestError, match="JSON object"):
+        parse_request(ChatRequest, ["Hi"], SETTINGS)
+
+
+def test_neutral_values_and_nulls_are_accepted() -> None:
+    for name, neutral in NEUTRAL_VALUES.items():
+        for value in (None, *neutral):
+            parse_request(ChatRequest, {**CHAT, name: value}, SETTINGS)
+    nothing = dict.fromkeys(set(ChatRequest.model_fields) - {"messages"})
+    assert parse_request(ChatRequest, {**CHAT, **nothing}, SETTINGS).sampling().temperature is None
+
+
+def test_values_are_brought_into_the_schedulers_form() -> None:
+    request = parse_request(
+        ChatRequest,
+        {
+            **CHAT,
+            "top_k": -1,
+            "seed": -1,
+            "temperature": 1e-9,
+            "max_tokens": 4,
+            "max_completion_tokens": 8.0,
+            "stop": "a",
+        },
+        SETTINGS,
+    )
+    sampling = request.sampling()
+    assert (sampling.top_k, sampling.seed, sampling.temperature) == (0, 2**64 - 1, 0.0)
+    assert (request.token_limit, request.stop) == (8, ("a",))
+
+
+def test_messages_are_tolerant_where_clients_are_sloppy() -> None:
+    request = parse_request(
+        ChatRequest,
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
+                {"role": "assistant", "content": None, "refusal": None, "tool_calls": []},
+                {"role": "tool", "content": "4", "tool_call_id": "x"},
+                {"role": "user", "content": "Hi", "name": "Ann"},
+            ]
+        },
+        SETTINGS,
+    )
+    assert request.template_messages() == [
+        {"role": "developer", "content": "be brief"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "4"},
+        {"role": "user", "content": "Hi", "name": "Ann"},
+    ]
+
+
+def test_unknown_parameters_are_listed_and_bookkeeping_ones_are_not() -> None:
+    request = parse_request(ChatRequest, {**CHAT, "zeta": 1, "alpha": 2, "user": "me", "tools": None}, SETTINGS)
+    assert unknown_parameters(request) == ["alpha", "zeta"]
+
+
+def test_deep_nesting_is_no_way_to_crash() -> None:
+    value: Any = 1
+    for _ in range(5000):
+        value = [value]
+    parse_request(ChatRequest, {**CHAT, "x": value}, SETTINGS)
