@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dspark.v1 import drafter_pb2, types_pb2, verifier_pb2
+from dspark.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
 
 from kernels.sampling import Regime, SlotSampling
 from service_kit.errors import SessionMismatchError
@@ -59,7 +59,7 @@ class Ring:
 
 
 @dataclass
-class FakeVerifier:
+class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """A VerifierService over the toy target."""
 
     ring: Ring
@@ -163,7 +163,7 @@ class FakeVerifier:
 
 
 @dataclass
-class FakeDrafter:
+class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     """A DrafterService that drafts the toy target's token with probability `quality`, else a wrong one."""
 
     ring: Ring
