@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from launcher.models import ModelPair
 from launcher.settings import LauncherSettings
+from scheduler_service.settings import SchedulerSettings
 from service_kit.cpu import available_cores
-from service_kit.settings import CommonSettings
+from service_kit.settings import CommonSettings, load_settings
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class ServicePlan(NamedTuple):
 def plan_services(
     options: ServeOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings, run_dir: Path
 ) -> list[ServicePlan]:
-    """Services in the order they start. Without speculation there is no drafter."""
-    verify_mode = options.verify_mode if pair.drafter else "off"
+    """Services in the order they start. Without speculation there is no drafter; in one process, just "server"."""
+    verify_mode = (options.verify_mode or load_settings(SchedulerSettings).verify_mode) if pair.drafter else "off"
     shared = {
         "DSPARK_RUN_DIR": str(run_dir),
         "DSPARK_CACHE_DIR": str(common.cache_dir),
@@ -78,22 +79,21 @@ def plan_services(
         DSPARK_GATEWAY_SERVED_MODEL_NAMES=pair.served_name,
         DSPARK_GATEWAY_API_KEYS_FILE=options.api_key_file,
     )
+    verifier = {"DSPARK_VERIFIER_MODEL": str(pair.target)}
+    drafter = {"DSPARK_DRAFTER_MODEL": str(pair.drafter), "DSPARK_DRAFTER_TARGET": str(pair.target)}
     tensor = executor_environment(common, settings)
+    has_drafter = verify_mode != "off"
+    if options.in_process:
+        everything = {**shared, **tensor, **verifier, **(drafter if has_drafter else {}), **scheduler, **gateway}
+        return [ServicePlan("server", "launcher.one_process", "", everything)]
     plans = [
-        ServicePlan(
-            "verifier",
-            "verifier_service",
-            "dspark.v1.VerifierService",
-            {**shared, **tensor, "DSPARK_VERIFIER_MODEL": str(pair.target)},
-        ),
+        ServicePlan("verifier", "verifier_service", "dspark.v1.VerifierService", {**shared, **tensor, **verifier}),
         ServicePlan("scheduler", "scheduler_service", "dspark.v1.SchedulerService", {**shared, **scheduler}),
         ServicePlan("gateway", "gateway", "", {**shared, **gateway}),
     ]
-    if pair.drafter and verify_mode != "off":
-        own = {"DSPARK_DRAFTER_MODEL": str(pair.drafter), "DSPARK_DRAFTER_TARGET": str(pair.target)}
-        plans.insert(
-            1, ServicePlan("drafter", "drafter_service", "dspark.v1.DrafterService", {**shared, **tensor, **own})
-        )
+    if has_drafter:
+        environment = {**shared, **tensor, **drafter}
+        plans.insert(1, ServicePlan("drafter", "drafter_service", "dspark.v1.DrafterService", environment))
     return plans
 
 

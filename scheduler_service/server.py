@@ -70,6 +70,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             live = scheduler.submit(_spec_from_pb(request), events.put_nowait, span)
             # Not a `finally`: a stream cancelled while a message is being written is never resumed.
             context.add_done_callback(lambda _: scheduler.end(live))
+            await context.send_initial_metadata(())  # tells the caller that the request is queued
             while True:
                 event = await events.get()
                 yield _event_to_pb(event)
