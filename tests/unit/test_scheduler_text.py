@@ -107,7 +107,7 @@ def test_statistics_add_up() -> None:
         assert choice.num_tokens == 40
         assert sum(choice.accepted_histogram) == choice.num_steps
         assert sum(k * count for k, count in enumerate(choice.accepted_histogram)) == choice.num_accepted
-        assert 40 == 1 + choice.num_steps + choice.num_accepted  # nothing was cut: drafts stop at max_tokens - 1
+        assert 1 + choice.num_steps + choice.num_accepted == 40  # nothing was cut: drafts stop at max_tokens - 1
         assert choice.num_accepted <= choice.num_verified <= choice.num_drafted
         assert (load.ledger.num_committed, load.ledger.num_prefill_tokens) == (40, 3)
         assert load.ledger.num_verify_rows == choice.num_steps
