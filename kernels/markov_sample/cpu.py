@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.draws import coupled_index, inverse_cdf_index
+from kernels.draws import coupled_index, inverse_cdf_index, uniform
 from kernels.markov_sample import BlockDraft, ConfidenceHead, MarkovHead, MarkovKind
-from kernels.philox import Purpose, uniforms
+from kernels.philox import Purpose
 from kernels.sampling import Regime, SlotSampling
 
 FloatArray = npt.NDArray[np.float32]
@@ -70,7 +70,7 @@ def sample_block(
                 else:
                     assert probs_out is not None
                     np.divide(weights, weights.sum(), out=probs_out, casting="same_kind")
-                    chance = uniforms(row_sampling.key, Purpose.DRAFT, token_position, int(rounds[b]), 1)[0]
+                    chance = uniform(row_sampling.key, Purpose.DRAFT, token_position, int(rounds[b]))
                     indices[b] = inverse_cdf_index(probs_out, chance)
         previous_ids = token_ids[:, k] = indices if draft_to_target is None else draft_to_target[indices]
     return BlockDraft(token_ids, confidence_logits.numpy())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draws import coupled_index, inverse_cdf_index
-from kernels.philox import Purpose, uniforms
+from kernels.draws import coupled_index, inverse_cdf_index, uniform
+from kernels.philox import Purpose
 from kernels.rejection_sample import InvalidRowError, RowOutcome
 from kernels.sampling import Regime, SlotSampling
 from kernels.target_probs.cpu import greedy_token, target_probs
@@ -37,7 +37,7 @@ def accept_row(
 
     token_position = position + 1 + len(drafts)
     if sampling.regime == Regime.REJECTION:
-        chance = _uniform(sampling, Purpose.BONUS, token_position, round_)
+        chance = uniform(sampling.key, Purpose.BONUS, token_position, round_)
         token_id = inverse_cdf_index(_row_probs(logits[len(drafts)], sampling), chance)
     else:
         token_id = _certain_token(logits[len(drafts)], sampling, token_position)
@@ -74,7 +74,7 @@ def _judge(
         columns = np.flatnonzero(draft_to_target == draft_id) if draft_to_target is not None else [draft_id]
         draft_prob = sum(float(draft_row[column]) for column in columns if column < draft_row.size) / total
     is_certain = draft_row is None or draft_prob == 0.0  # the point mass
-    chance = _uniform(sampling, Purpose.ACCEPT, token_position, round_)
+    chance = uniform(sampling.key, Purpose.ACCEPT, token_position, round_)
     if chance * (1.0 if is_certain else draft_prob) < probs[draft_id]:
         return draft_id
 
@@ -85,7 +85,7 @@ def _judge(
         target_ids = slice(draft_row.size) if draft_to_target is None else draft_to_target
         residual[target_ids] -= np.divide(draft_row, total, dtype=np.float64)
     np.maximum(residual, 0.0, out=residual)
-    chance = _uniform(sampling, Purpose.RESIDUAL, token_position, round_)
+    chance = uniform(sampling.key, Purpose.RESIDUAL, token_position, round_)
     # Rejected with nothing left over: the two distributions are equal up to rounding.
     return inverse_cdf_index(residual if residual.any() else probs, chance)
 
@@ -93,7 +93,3 @@ def _judge(
 def _row_probs(row: npt.NDArray[np.float32], sampling: SlotSampling) -> npt.NDArray[np.float64]:
     probs: npt.NDArray[np.float64] = target_probs(row[np.newaxis], sampling)[0]
     return probs
-
-
-def _uniform(sampling: SlotSampling, purpose: Purpose, token_position: int, round_: int) -> float:
-    return float(uniforms(sampling.key, purpose, token_position, round_, 1)[0])
