@@ -41,7 +41,7 @@ def main() -> int:
         asyncio.run(_run(common, settings))
     except ConfigurationError as error:
         print(f"gateway: {error.message}", file=sys.stderr)
-        return 2
+        return 1
     return 0
 
 

@@ -44,7 +44,7 @@ class Readiness:
             try:
                 self._info = await self._scheduler.model_info()  # anew: a restarted scheduler may serve another model
             except ServiceError as error:
-                _log.warning("model info: %s", error.message)
+                _log.debug("model info: %s", error.message)
                 return
             await self._change("ready")
             _log.info("ready: %s, context %d tokens", self._info.model, self._info.max_model_len)

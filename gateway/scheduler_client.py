@@ -164,7 +164,10 @@ class LocalScheduler:
 
     async def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
         """See SchedulerClient."""
-        await self._servicer.Abort(abort_to_pb(request_id, choice, reason), _LocalContext(()))
+        try:
+            await self._servicer.Abort(abort_to_pb(request_id, choice, reason), _LocalContext(()))
+        except ServiceError as error:
+            _log.warning("abort of %s failed: %s", request_id, error.message)
 
     async def model_info(self) -> ModelInfo:
         """See SchedulerClient."""
@@ -217,13 +220,13 @@ class _LocalStream:
                 context.is_admitted.set()
                 self._messages.put_nowait(response_from_pb(response))
             self._messages.put_nowait(None)
-        except ServiceError as error:
-            if not context.is_admitted.is_set():
-                self._refusal = error
-            self._messages.put_nowait(error)
         except Exception as error:
-            _log.exception("the scheduler failed")
-            self._messages.put_nowait(ServiceError(f"{type(error).__name__}: {error}"))
+            if not isinstance(error, ServiceError):
+                _log.exception("the scheduler failed")
+            known = error if isinstance(error, ServiceError) else ServiceError(f"{type(error).__name__}: {error}")
+            if not context.is_admitted.is_set():
+                self._refusal = known
+            self._messages.put_nowait(known)
         finally:
             context.is_admitted.set()
 

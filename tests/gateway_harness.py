@@ -81,44 +81,43 @@ class ScriptedScheduler:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         self.live.add(request.request_id)
-        try:
-            await context.send_initial_metadata(())
-            await asyncio.sleep(self.first_step_s)
-            running = {choice: self._tokens(request, choice) for choice in range(max(1, request.num_choices))}
-            counts = dict.fromkeys(running, 0)
-            while running:
-                for choice in list(running):
-                    if any(a.request_id == request.request_id and a.choice == choice for a in self.aborts):
-                        del running[choice]
-                        continue
-                    step, running[choice] = running[choice][:3], running[choice][3:]
-                    counts[choice] += len(step)
-                    is_last = not running[choice] and not self.is_endless
-                    reason = 0
-                    if is_last:
-                        is_eos = step[-1] == EOS_ID and not request.ignore_eos
-                        reason = scheduler_pb2.FINISH_REASON_STOP if is_eos else scheduler_pb2.FINISH_REASON_LENGTH
-                        del running[choice]
-                    elif not running[choice]:
-                        running[choice] = self._tokens(request, choice)
-                    if self.error:
-                        reason = scheduler_pb2.FINISH_REASON_ERROR
-                        running.clear()
-                    yield scheduler_pb2.GenerateResponse(
-                        chunk=scheduler_pb2.TokenChunk(
-                            choice=choice,
-                            token_ids=step,
-                            num_accepted=min(2, len(step) - 1),
-                            num_verified=4,
-                            finish_reason=reason,
-                        )
+        # As the real one does: a stream cancelled while a message is being written is never resumed.
+        context.add_done_callback(lambda _: self.live.discard(request.request_id))
+        await context.send_initial_metadata(())
+        await asyncio.sleep(self.first_step_s)
+        running = {choice: self._tokens(request, choice) for choice in range(max(1, request.num_choices))}
+        counts = dict.fromkeys(running, 0)
+        while running:
+            for choice in list(running):
+                if any(a.request_id == request.request_id and a.choice == choice for a in self.aborts):
+                    del running[choice]
+                    continue
+                step, running[choice] = running[choice][:3], running[choice][3:]
+                counts[choice] += len(step)
+                is_last = not running[choice] and not self.is_endless
+                reason = 0
+                if is_last:
+                    is_eos = step[-1] == EOS_ID and not request.ignore_eos
+                    reason = scheduler_pb2.FINISH_REASON_STOP if is_eos else scheduler_pb2.FINISH_REASON_LENGTH
+                    del running[choice]
+                elif not running[choice]:
+                    running[choice] = self._tokens(request, choice)
+                if self.error:
+                    reason = scheduler_pb2.FINISH_REASON_ERROR
+                    running.clear()
+                yield scheduler_pb2.GenerateResponse(
+                    chunk=scheduler_pb2.TokenChunk(
+                        choice=choice,
+                        token_ids=step,
+                        num_accepted=min(2, len(step) - 1),
+                        num_verified=4,
+                        finish_reason=reason,
                     )
-                    await asyncio.sleep(self.step_s)
-                    if self.failure is not None:
-                        raise self.failure
-            yield self._summary(request, counts)
-        finally:
-            self.live.discard(request.request_id)
+                )
+                await asyncio.sleep(self.step_s)
+                if self.failure is not None:
+                    raise self.failure
+        yield self._summary(request, counts)
 
     def _tokens(self, request: Any, choice: int) -> list[int]:
         tokens = [*encode(self.answers[min(choice, len(self.answers) - 1)]), EOS_ID]
