@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kernels.sampling import Regime, SlotSampling
 from kernels.target_probs import InvalidRowError, cpu, reference
 
+TargetProbs = Callable[[npt.NDArray[np.float32], SlotSampling], npt.NDArray[np.float64]]
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "target_probs", [reference.target_probs, cpu.target_probs], ids=["ref", "cpu"]
 )
@@ -16,7 +19,7 @@ HALVES = np.log(np.array([[0.125, 0.5, 0.25, 0.0625, 0.0625]], np.float32))
 
 
 def sampling(**settings: float) -> SlotSampling:
-    return SlotSampling(Regime.REJECTION, **settings)  # type: ignore[arg-type]
+    return SlotSampling(Regime.REJECTION, **settings)
 
 
 @IMPLEMENTATIONS
@@ -38,19 +41,19 @@ def sampling(**settings: float) -> SlotSampling:
         ({"top_k": 4, "top_p": 0.99, "min_p": 0.2}, np.array([1, 4, 2, 0, 0]) / 7),
     ],
 )
-def test_worked_examples(target_probs, settings: dict[str, float], expected: npt.ArrayLike) -> None:  # type: ignore[no-untyped-def]
+def test_worked_examples(target_probs: TargetProbs, settings: dict[str, float], expected: npt.ArrayLike) -> None:
     np.testing.assert_allclose(target_probs(HALVES, sampling(**settings))[0], expected, rtol=1e-6, atol=0)
 
 
 @IMPLEMENTATIONS
-def test_greedy_is_a_point_mass_on_the_lowest_best_id(target_probs) -> None:  # type: ignore[no-untyped-def]
+def test_greedy_is_a_point_mass_on_the_lowest_best_id(target_probs: TargetProbs) -> None:
     logits = np.array([[0, 3, -1, 3], [2, 2, 2, 2]], np.float32)
     assert target_probs(logits, SlotSampling(Regime.GREEDY)).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
 
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_masked_tokens_have_no_mass(target_probs, settings: dict[str, float]) -> None:  # type: ignore[no-untyped-def]
+def test_masked_tokens_have_no_mass(target_probs: TargetProbs, settings: dict[str, float]) -> None:
     logits = np.array([[-np.inf, 1, -np.inf, 1, -np.inf]], np.float32)
     assert target_probs(logits, sampling(**settings)).tolist() == [[0, 0.5, 0, 0.5, 0]]
 
@@ -58,7 +61,7 @@ def test_masked_tokens_have_no_mass(target_probs, settings: dict[str, float]) ->
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("bad", [[0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("regime", Regime)
-def test_rows_without_a_distribution_are_errors(target_probs, bad: list[float], regime: Regime) -> None:  # type: ignore[no-untyped-def]
+def test_rows_without_a_distribution_are_errors(target_probs: TargetProbs, bad: list[float], regime: Regime) -> None:
     with pytest.raises(InvalidRowError, match="logits"):
         target_probs(np.array([[0, 1], bad], np.float32), SlotSampling(regime))
 

@@ -84,14 +84,30 @@ class Rules:
     reuses_draft_noise: bool = False
 
 
-def accept_always(logits, draft_ids, draft_probs, draft_to_target, sampling, position, round_) -> RowOutcome:  # type: ignore[no-untyped-def]
+def accept_always(
+    logits: npt.NDArray[np.float32],
+    draft_ids: npt.NDArray[np.uint32],
+    draft_probs: npt.NDArray[np.float32],
+    draft_to_target: npt.NDArray[np.uint32],
+    sampling: SlotSampling,
+    position: int,
+    round_: int,
+) -> RowOutcome:
     """Wrong: every draft survives."""
     last = logits[-1:]
     bonus = accept_row(last, draft_ids[:0], None, None, sampling, position + len(draft_ids), round_)
     return RowOutcome(len(draft_ids), [*draft_ids.tolist(), *bonus.token_ids])
 
 
-def recover_from_target(logits, draft_ids, draft_probs, draft_to_target, sampling, position, round_) -> RowOutcome:  # type: ignore[no-untyped-def]
+def recover_from_target(
+    logits: npt.NDArray[np.float32],
+    draft_ids: npt.NDArray[np.uint32],
+    draft_probs: npt.NDArray[np.float32],
+    draft_to_target: npt.NDArray[np.uint32],
+    sampling: SlotSampling,
+    position: int,
+    round_: int,
+) -> RowOutcome:
     """Wrong: the recovered token comes from the target instead of the residual."""
     outcome = accept_row(logits, draft_ids, draft_probs, draft_to_target, sampling, position, round_)
     k = outcome.accepted_len
@@ -102,14 +118,30 @@ def recover_from_target(logits, draft_ids, draft_probs, draft_to_target, samplin
     return RowOutcome(k, [*outcome.token_ids[:-1], inverse_cdf_index(probs, chance)])
 
 
-def bonus_from_row_before(logits, draft_ids, draft_probs, draft_to_target, sampling, position, round_) -> RowOutcome:  # type: ignore[no-untyped-def]
+def bonus_from_row_before(
+    logits: npt.NDArray[np.float32],
+    draft_ids: npt.NDArray[np.uint32],
+    draft_probs: npt.NDArray[np.float32],
+    draft_to_target: npt.NDArray[np.uint32],
+    sampling: SlotSampling,
+    position: int,
+    round_: int,
+) -> RowOutcome:
     """Wrong: the bonus comes from the row of the last draft."""
     rows = logits.copy()
     rows[-1] = logits[max(len(draft_ids) - 1, 0)]
     return accept_row(rows, draft_ids, draft_probs, draft_to_target, sampling, position, round_)
 
 
-def judge_without_bias(logits, draft_ids, draft_probs, draft_to_target, sampling, position, round_) -> RowOutcome:  # type: ignore[no-untyped-def]
+def judge_without_bias(
+    logits: npt.NDArray[np.float32],
+    draft_ids: npt.NDArray[np.uint32],
+    draft_probs: npt.NDArray[np.float32],
+    draft_to_target: npt.NDArray[np.uint32],
+    sampling: SlotSampling,
+    position: int,
+    round_: int,
+) -> RowOutcome:
     """Wrong: draft probabilities are not those that were sampled from."""
     probs = np.exp(BASE_LOGITS) / np.exp(BASE_LOGITS).sum()
     other = np.tile(probs, (len(draft_ids), 1))
