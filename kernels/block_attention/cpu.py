@@ -6,13 +6,23 @@ import numpy as np
 from torch import Tensor
 
 from kernels.cpu.jit import types
-from kernels.cpu.native import Kernel, float_argument, floats, int_arguments, ints, next_item
+from kernels.cpu.native import Kernel, arguments_of, float_argument, floats, int_arguments, ints, next_item, run_items
 from kernels.cpu.pages import Pages, pages_of, query_factor, rotate_head
-from kernels.cpu.running_softmax import Chunk, attend, attend_pages, finish, make_scratch, scratch_size
+from kernels.cpu.running_softmax import PARALLEL_WORK, Chunk, attend, attend_pages, finish, make_scratch, scratch_size
 from kernels.cpu.simd import LANES, load_int
 
 
-def _body(arguments: int) -> None:
+def _entry(arguments: int) -> None:
+    numbers = int_arguments(arguments, 19)
+    num_blocks, num_heads, anchors, block_len, head_dim = numbers[1], numbers[2], numbers[3], numbers[9], numbers[17]
+    context_len = block_len * num_blocks
+    for block in range(num_blocks):
+        context_len += load_int(anchors, block)
+    run_items(arguments, context_len * block_len * num_heads * head_dim > PARALLEL_WORK)
+
+
+def _body(work: int) -> None:
+    arguments = arguments_of(work)
     numbers, eps = int_arguments(arguments, 19), float_argument(arguments, 19)
     qkv, num_blocks, num_heads, anchors, row_slots, q_norm, k_norm, window, out, block_len = numbers[:10]
     pages = Pages(*numbers[10:])
@@ -23,7 +33,7 @@ def _body(arguments: int) -> None:
     lanes = block_len + -block_len % LANES
     block_keys = np.zeros((head_dim, lanes), np.float32)
     first_seen, last_seen = np.empty(block_len, np.int64), np.empty(block_len, np.int64)
-    item = next_item(arguments)
+    item = next_item(work)
     while item < num_blocks * pages.num_kv_heads:
         block, kv_head = item // pages.num_kv_heads, item % pages.num_kv_heads
         anchor, slot = types.int64(load_int(anchors, block)), types.int64(load_int(row_slots, block))
@@ -53,10 +63,10 @@ def _body(arguments: int) -> None:
             for head in range(group):
                 target = ((begin + row) * num_heads + kv_head * group + head) * head_dim
                 finish(scratch, row * group + head, head_dim, out, target)
-        item = next_item(arguments)
+        item = next_item(work)
 
 
-BLOCK = Kernel(_body, "q" * 19 + "d")
+BLOCK = Kernel("19qd", _entry, _body)
 
 
 def block_attention(
@@ -90,5 +100,4 @@ def block_attention(
         block_len,
         *pages,
         eps,
-        is_parallel=True,
     )

@@ -39,6 +39,10 @@ _UNROLLED = 4
 """Queries whose sums are in registers together; they share every K and V that is loaded."""
 
 
+PARALLEL_WORK = 1 << 19
+"""Elements of queries times positions read, above which a second thread pays (some 20 µs of work)."""
+
+
 class Scratch(NamedTuple):
     """Working memory of one group of queries, as element offsets from `base`."""
 

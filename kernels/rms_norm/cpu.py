@@ -31,14 +31,14 @@ def _normalise(source: int, start: int, size: int, weight: int, eps: float, out:
         store_part(out, start + offset, count, part)
 
 
-def _rms_norm_body(arguments: int) -> None:
+def _rms_norm_entry(arguments: int) -> None:
     x, weight, out, num_rows, size = int_arguments(arguments, 5)
     eps = float_argument(arguments, 5)
     for row in range(num_rows):
         _normalise(x, row * size, size, weight, eps, out)
 
 
-def _add_rms_norm_body(arguments: int) -> None:
+def _add_rms_norm_entry(arguments: int) -> None:
     residual, delta, weight, out, num_rows, size = int_arguments(arguments, 6)
     eps = float_argument(arguments, 6)
     for index in range(0, num_rows * size, LANES):
@@ -48,8 +48,8 @@ def _add_rms_norm_body(arguments: int) -> None:
         _normalise(residual, row * size, size, weight, eps, out)
 
 
-RMS_NORM = Kernel(_rms_norm_body, "qqqqqd")
-ADD_RMS_NORM = Kernel(_add_rms_norm_body, "qqqqqqd")
+RMS_NORM = Kernel("5qd", _rms_norm_entry)
+ADD_RMS_NORM = Kernel("6qd", _add_rms_norm_entry)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

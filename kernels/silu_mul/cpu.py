@@ -19,7 +19,7 @@ def _activate(gate: Any, up: Any) -> Any:
     return gate / (splat(1.0) + exp2(gate * splat(_MINUS_LOG2_E))) * up
 
 
-def _silu_mul_body(arguments: int) -> None:
+def _silu_mul_entry(arguments: int) -> None:
     gate_up, out, num_rows, size = int_arguments(arguments, 4)
     for row in range(num_rows):
         gate, up, target = row * 2 * size, row * 2 * size + size, row * size
@@ -29,7 +29,7 @@ def _silu_mul_body(arguments: int) -> None:
             store_part(out, target + offset, count, part)
 
 
-SILU_MUL = Kernel(_silu_mul_body, "qqqq")
+SILU_MUL = Kernel("4q", _silu_mul_entry)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
