@@ -43,7 +43,7 @@ class CostTable:
             {float(rows): ns for rows, ns in draft_points.items()}, np.arange(max_drafted + 1, dtype=np.float64)
         )
         draft_ns[0] = 0.0
-        return cls(np.maximum.accumulate(step_ns), np.maximum.accumulate(draft_ns))
+        return cls(step_ns, draft_ns)
 
     def total_ns(self, num_tokens: int, num_candidates: int, num_drafted: int) -> npt.NDArray[np.float64]:
         """Cost of a whole step at num_tokens + 0, 1 … num_candidates token rows; [num_candidates + 1]."""
@@ -66,9 +66,24 @@ def _shown(size: int) -> list[int]:
 def _interpolate(points: Mapping[float, float], at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Monotone piecewise linear values at `at`; beyond the last point with its last slope."""
     known = np.array(sorted(points))
-    values = np.maximum.accumulate(np.array([points[key] for key in sorted(points)], np.float64))
+    values = _monotone([points[key] for key in sorted(points)])
     result = np.interp(at, known, values)
     if known.size > 1:
         slope = (values[-1] - values[-2]) / (known[-1] - known[-2])
         result = np.where(at > known[-1], values[-1] + slope * (at - known[-1]), result)
     return result
+
+
+def _monotone(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """The non-decreasing sequence nearest to `values` in least squares (pool adjacent violators).
+
+    Neighbours out of order share their mean, so one spike is diluted instead of lifting everything after it.
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        pools.append((mean, count))
+    return np.repeat([mean for mean, _ in pools], [count for _, count in pools])

@@ -80,16 +80,16 @@ def _check_contract(name: str, version: int) -> None:
 def check_compatibility(target: VerifierInfo, drafter: DrafterInfo) -> None:
     """Raises ConfigurationError, naming both sides, unless the drafter was made for a target like this one."""
     pairs = (
-        ("vocabulary", "tokens", drafter.target_vocab_size, target.vocab_size),
-        ("hidden size", "wide", drafter.target_hidden_size, target.hidden_size),
-        ("layer count", "layers", drafter.num_target_layers, target.num_layers),
-        ("page size", "positions", drafter.page_size, target.page_size),
+        ("vocabulary", drafter.target_vocab_size, target.vocab_size),
+        ("hidden size", drafter.target_hidden_size, target.hidden_size),
+        ("layer count", drafter.num_target_layers, target.num_layers),
+        ("page size", drafter.page_size, target.page_size),
     )
-    for what, unit, expected, actual in pairs:
+    for what, expected, actual in pairs:
         if expected != actual:
             raise ConfigurationError(
-                f"drafter {drafter.model} does not fit target {target.model}: it expects a {what} of {expected} "
-                f"{unit}, the target has {actual}: give a drafter trained for this target, or verify_mode off"
+                f"drafter {drafter.model} does not fit target {target.model}: it expects a {what} of {expected}, the "
+                f"target has {actual}: give a drafter trained for this target, or verify_mode off"
             )
     layer_ids = drafter.target_layer_ids
     # The last layer's output is only defined before or after the final norm by convention: refused, not guessed.

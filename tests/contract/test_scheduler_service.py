@@ -257,7 +257,7 @@ def test_a_drafter_for_another_target_stops_the_start_in_words(tmp_path: Path) -
     ):
         status, log = _finished(process)
         assert status == 1
-        assert "it expects a vocabulary of 60 tokens, the target has 50" in log
+        assert "it expects a vocabulary of 60, the target has 50" in log
 
 
 def test_stopped_while_waiting_for_the_executors(tmp_path: Path) -> None:
