@@ -131,8 +131,10 @@ class Checkpoint:
                 shown = ", ".join(names[:_MAX_NAMES_SHOWN])
                 raise ConfigurationError(f"{self.name} {words} tensors: {shown}{more}", field="model")
 
-    def read(self, name: str, shape: tuple[int, ...], kind: Literal["float", "int"] = "float") -> Tensor:
-        """A copy of a tensor as float32 (or int64 for `kind` "int").
+    def read(
+        self, name: str, shape: tuple[int, ...], kind: Literal["float", "int"] = "float", out: Tensor | None = None
+    ) -> Tensor:
+        """A copy of a tensor as float32 (or int64 for `kind` "int"), in `out` if that is given.
 
         Raises ConfigurationError naming it if it is missing, has another shape or kind, or holds NaN or infinity.
         """
@@ -151,7 +153,7 @@ class Checkpoint:
                 f"{self.name}: tensor {name} is {self._dtypes[name]}, not {allowed}", field="model"
             )
         # A copy of our own: the file may be replaced while we serve.
-        tensor = torch.empty(shape, dtype=torch.float32 if kind == "float" else torch.int64)
+        tensor = torch.empty(shape, dtype=torch.float32 if kind == "float" else torch.int64) if out is None else out
         tensor.copy_(self._files[name].get_tensor(name))
         if kind == "float" and tensor.numel() and not all(edge.isfinite() for edge in torch.aminmax(tensor)):
             raise ConfigurationError(f"{self.name}: tensor {name} holds NaN or infinity", field="model")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread
-from service_kit.errors import InvalidRequestError, SessionMismatchError
+from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
 from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
 from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
@@ -19,6 +21,8 @@ from verifier_service.steps import StepBatch, StepResult, emitted_rows, token_ro
 
 _WARM_UP_ROWS = range(1, 9)
 _WARM_UP_CONTEXT = 40
+_DEFAULT_WINDOW = 8
+_MAX_PROFILE_TOKENS, _MAX_PROFILE_REPEATS = 4096, 1000
 
 
 class Attachment(NamedTuple):
@@ -102,20 +106,34 @@ class VerifierEngine:
     def profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
         """Times forwards with logits for every row, in nanoseconds, on scratch pages.
 
-        Rows are verify windows of max_draft_tokens + 1 (before Attach: 8), each window in its own slot, and end at
+        Rows are verify windows of max_draft_tokens + 1 (before Attach: of 8), each window in its own slot, and end at
         `context_len` positions. Raises InvalidRequestError for a shape that cannot be had.
         """
         return self._thread.submit(lambda: self._profile(num_tokens, context_len, repeats)).result()
 
     @torch.inference_mode()
     def _profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
-        window = self._session.sizes.max_draft_tokens + 1 if self._session else 8
-        model, config = self.target.model, self.target.model.config
-        if not 1 <= num_tokens <= 4096 or not 1 <= repeats <= 1000:
-            raise InvalidRequestError("num_tokens must be 1 ... 4096, repeats 1 ... 1000", field="num_tokens")
+        config = self.target.model.config
+        if not 1 <= num_tokens <= _MAX_PROFILE_TOKENS or not 1 <= repeats <= _MAX_PROFILE_REPEATS:
+            raise InvalidRequestError(
+                f"num_tokens must be 1 ... {_MAX_PROFILE_TOKENS}, repeats 1 ... {_MAX_PROFILE_REPEATS}",
+                field="num_tokens",
+            )
         if not 1 <= context_len <= config.max_position:
             raise InvalidRequestError(f"context_len must be 1 ... {config.max_position}", field="context_len")
-        window = min(window, context_len)
+        window = self._session.sizes.max_draft_tokens + 1 if self._session else _DEFAULT_WINDOW
+        forward = self._scratch_forward(num_tokens, context_len, min(window, context_len))
+        forward()  # commits the pages' memory
+        durations = []
+        for _ in range(repeats):
+            started = time.perf_counter_ns()
+            forward()
+            durations.append(time.perf_counter_ns() - started)
+        return durations
+
+    def _scratch_forward(self, num_tokens: int, context_len: int, window: int) -> Callable[[], Tensor]:
+        """A forward with logits over pages of its own: windows of rows that end at `context_len` positions."""
+        model, config = self.target.model, self.target.model.config
         num_slots, pages_per_slot = -(-num_tokens // window), -(-context_len // PAGE_SIZE)
         num_pages = num_slots * pages_per_slot
         if num_pages * page_bytes(config) > available_memory_bytes():
@@ -123,23 +141,27 @@ class VerifierEngine:
         space = model.workspace(num_pages, context_len, num_tokens)
         page_table = torch.arange(num_pages, dtype=torch.int32).view(num_slots, pages_per_slot)
         index = torch.arange(num_tokens)
-        rows = TokenRows(
-            index % config.vocab_size,
-            (context_len - window + index % window).int(),
-            (index // window).int(),
-        )
-        durations = []
-        for _ in range(repeats + 1):
-            started = time.perf_counter_ns()
-            model.logits(model.forward(rows, page_table, space))
-            durations.append(time.perf_counter_ns() - started)
-        return durations[1:]  # the first one also commits the pages' memory
+        positions = context_len - window + index % window
+        rows = TokenRows(index % config.vocab_size, positions.int(), (index // window).int())
+        return lambda: model.logits(model.forward(rows, page_table, space))
 
     def warm_up(self) -> None:
-        """Runs small forwards, so that the first request meets compiled kernels and touched weights."""
+        """Runs small forwards, so that the first request meets compiled kernels and touched weights.
+
+        Raises ConfigurationError if their logits are not finite: weights this format or these kernels cannot carry.
+        """
+        self._thread.submit(self._warm_up).result()
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
         context_len = min(_WARM_UP_CONTEXT, self.target.model.config.max_position)
         for num_tokens in _WARM_UP_ROWS:
-            self.profile(num_tokens, context_len, 1)
+            if not self._scratch_forward(num_tokens, context_len, min(num_tokens, context_len))().isfinite().all():
+                raise ConfigurationError(
+                    f"{self.target.name}: logits of a trial forward are not finite in weight format "
+                    f"{self.target.weight_format}: try float32",
+                    field="weight_format",
+                )
 
     def close(self) -> None:
         """Ends the session and its shared memory, after the work already queued."""

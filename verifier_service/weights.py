@@ -60,35 +60,43 @@ def load_weights(
     checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat, cache_dir: Path | None = None
 ) -> TargetWeights:
     """Loads and packs all weights. Raises ConfigurationError naming tensors that are missing, unexpected or bad."""
+    layer_shapes = _layer_shapes(config)
     names = ["model.embed_tokens.weight", "model.norm.weight", *([] if config.is_tied else ["lm_head.weight"])]
     for index in range(config.num_layers):
-        names += [f"model.layers.{index}.{name}" for name in _layer_tensors(config)]
+        names += [f"model.layers.{index}.{name}" for name in layer_shapes]
     ignored = re.compile(f"{_IGNORED.pattern}|lm_head\\.weight") if config.is_tied else _IGNORED
     checkpoint.require_names(names, ignored=ignored)
 
-    def linear(*parts: tuple[Tensor, Tensor | None]) -> Linear:
-        weights, biases = zip(*parts, strict=True)
-        bias = None if biases[0] is None else torch.cat(biases)
-        return make_linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, weight_format, cache_dir)
-
     def load_layer(index: int) -> LayerWeights:
-        tensors = {
-            name: checkpoint.read(f"model.layers.{index}.{name}", shape)
-            for name, shape in _layer_tensors(config).items()
-        }
+        def joined(*names: str) -> Tensor | None:
+            """Tensors below each other, read straight into place; None where the configuration has none."""
+            if names[0] not in layer_shapes:
+                return None
+            shapes = [layer_shapes[name] for name in names]
+            sizes = [shape[0] for shape in shapes]
+            whole = torch.empty(sum(sizes), *shapes[0][1:])
+            for name, shape, part in zip(names, shapes, torch.split(whole, sizes), strict=True):
+                checkpoint.read(f"model.layers.{index}.{name}", shape, out=part)
+            return whole
 
-        def projection(name: str) -> tuple[Tensor, Tensor | None]:
-            return tensors[f"{name}_proj.weight"], tensors.get(f"{name}_proj.bias")
+        def linear(*projections: str) -> Linear:
+            weight = joined(*(f"{name}_proj.weight" for name in projections))
+            bias = joined(*(f"{name}_proj.bias" for name in projections))
+            assert weight is not None
+            return make_linear(weight, bias, weight_format, cache_dir)
+
+        def norm(name: str) -> Tensor:
+            return checkpoint.read(f"model.layers.{index}.{name}.weight", layer_shapes[f"{name}.weight"])
 
         return LayerWeights(
-            input_norm=tensors["input_layernorm.weight"],
-            qkv=linear(*(projection(f"self_attn.{name}") for name in "qkv")),
-            q_norm=tensors.get("self_attn.q_norm.weight"),
-            k_norm=tensors.get("self_attn.k_norm.weight"),
-            output=linear(projection("self_attn.o")),
-            post_attention_norm=tensors["post_attention_layernorm.weight"],
-            gate_up=linear(projection("mlp.gate"), projection("mlp.up")),
-            down=linear(projection("mlp.down")),
+            input_norm=norm("input_layernorm"),
+            qkv=linear("self_attn.q", "self_attn.k", "self_attn.v"),
+            q_norm=norm("self_attn.q_norm") if config.has_qk_norm else None,
+            k_norm=norm("self_attn.k_norm") if config.has_qk_norm else None,
+            output=linear("self_attn.o"),
+            post_attention_norm=norm("post_attention_layernorm"),
+            gate_up=linear("mlp.gate", "mlp.up"),
+            down=linear("mlp.down"),
         )
 
     embedding_shape = (config.vocab_size, config.hidden_size)
@@ -98,7 +106,7 @@ def load_weights(
         embedding=embedding,
         layers=tuple(load_layer(index) for index in range(config.num_layers)),
         final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
-        lm_head=linear((head, None)),
+        lm_head=make_linear(head, None, weight_format, cache_dir),
     )
     norms = [weights.final_norm, *(norm for layer in weights.layers for norm in (layer.input_norm, layer.q_norm))]
     if all(bool((norm == 1).all()) for norm in norms if norm is not None):
@@ -106,7 +114,7 @@ def load_weights(
     return weights
 
 
-def _layer_tensors(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Names (within a layer) and shapes of one layer's tensors."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

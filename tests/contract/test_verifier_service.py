@@ -14,7 +14,11 @@ import grpc
 import numpy as np
 import pytest
 from dspark.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from service_kit import telemetry
 from service_kit.engine_thread import EngineThread
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.rpc import CONTRACT_VERSION, field_of, open_channel, socket_address, sync_server, wait_until_serving
@@ -170,6 +174,28 @@ def test_errors_are_statuses_that_name_the_field(stub: Any) -> None:
 def test_profile_over_the_wire(stub: Any) -> None:
     request = verifier_pb2.ProfileRequest(num_tokens=3, context_len=20, repeats=2)
     assert len(stub.Profile(request, timeout=TIMEOUT_S).forward_ns) == 2
+
+
+def test_a_traced_step_is_a_span_of_its_caller(
+    servicer: VerifierServicer, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "tracer", lambda: provider.get_tracer("test"))
+    session = 105
+    epoch = stub.Attach(attach_request(session), timeout=TIMEOUT_S).epoch
+    untraced = step_request(session, epoch, 1, slots=admission(1, types_pb2.REGIME_GREEDY))
+    stub.Step(untraced, timeout=TIMEOUT_S)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    traced = step_request(session, epoch, 2, row_starts=[4])
+    stub.Step(traced, timeout=TIMEOUT_S, metadata=(("traceparent", parent),))
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "verifier.step"
+    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert span.attributes is not None
+    assert span.attributes["dspark.tokens"] == 4
+    provider.shutdown()
 
 
 def start_process(run_dir: Path, **settings: str) -> subprocess.Popen[str]:
