@@ -75,8 +75,9 @@ def test_coupled_accepts_what_the_target_would_sample(accept_row: AcceptRow, set
 
 
 @IMPLEMENTATIONS
-def test_rejection_uses_the_noise_of_the_judged_position_and_round(accept_row: AcceptRow) -> None:
-    target, draft = [0.2, 0.3, 0.5], np.array([[0.6, 0.2, 0.2]] * 2, np.float32)
+@pytest.mark.parametrize("draft_mass", [1.0, 4.0])
+def test_rejection_uses_the_noise_of_the_judged_position_and_round(accept_row: AcceptRow, draft_mass: float) -> None:
+    target, draft = [0.2, 0.3, 0.5], draft_mass * np.array([[0.6, 0.2, 0.2]] * 2, np.float32)
     for key in range(200):
         sampling = SlotSampling(Regime.REJECTION, key=key)
         outcome = accept_row(log(target, target, target), ids(0, 0), draft, None, sampling, POSITION, ROUND)

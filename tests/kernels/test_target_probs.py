@@ -46,6 +46,12 @@ def test_worked_examples(target_probs: TargetProbs, settings: dict[str, float], 
 
 
 @IMPLEMENTATIONS
+def test_zeros_of_both_signs_are_equal_logits(target_probs: TargetProbs) -> None:
+    logits = np.array([[-0.0, 0.0, -9.0, 0.0]], np.float32)
+    assert target_probs(logits, sampling(top_k=2)).tolist() == [[0.5, 0.5, 0, 0]]
+
+
+@IMPLEMENTATIONS
 def test_greedy_is_a_point_mass_on_the_lowest_best_id(target_probs: TargetProbs) -> None:
     logits = np.array([[0, 3, -1, 3], [2, 2, 2, 2]], np.float32)
     assert target_probs(logits, SlotSampling(Regime.GREEDY)).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
