@@ -53,12 +53,15 @@ class DrafterHarness:
         max_model_len: int = 128,
         ring_rows: int = 64,
         weight_format: Any = "float32",
+        kernels: Any = "auto",
     ) -> None:
         self.thread = EngineThread("drafter-test")
-        settings = DrafterSettings(model=str(drafter), target=str(target), weight_format=weight_format, threads=1)
-        drafter_ = self.thread.submit(lambda: load_drafter(settings, Path(cache_dir))).result()
-        self.model = drafter_.model
-        self.servicer = DrafterServicer(DrafterEngine(drafter_, self.thread))
+        settings = DrafterSettings(
+            model=str(drafter), target=str(target), weight_format=weight_format, kernels=kernels, threads=1
+        )
+        loaded = self.thread.submit(lambda: load_drafter(settings, cache_dir)).result()
+        self.model = loaded.model
+        self.servicer = DrafterServicer(DrafterEngine(loaded, self.thread))
         self.sizes = {"num_slots": num_slots, "num_pages": num_pages, "max_model_len": max_model_len}
         self.ring_rows = ring_rows
         self.step_id = 0

@@ -31,9 +31,9 @@ def drafter_dir(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
 
 
-@pytest.fixture
-def harness(drafter_dir: Path, tmp_path: Path) -> Iterator[DrafterHarness]:
-    with DrafterHarness(drafter_dir, TARGET, cache_dir=tmp_path) as harness:
+@pytest.fixture(params=["reference", "cpu"])
+def harness(request: pytest.FixtureRequest, drafter_dir: Path, tmp_path: Path) -> Iterator[DrafterHarness]:
+    with DrafterHarness(drafter_dir, TARGET, cache_dir=tmp_path, kernels=request.param) as harness:
         yield harness
 
 
