@@ -44,6 +44,16 @@ def coupled_index(
     return int(_coupled_index(weights, target_ids, np.uint64(key), np.uint64(position)))
 
 
+def warm_up() -> None:
+    """Compiles all that the kernels call, or loads it from numba's cache (seconds), so that no request waits for it."""
+    uniform(0, Purpose.ACCEPT, 0, 0)
+    weights = np.ones(1)
+    for dtype in (np.float32, np.float64):
+        inverse_cdf_index(weights.astype(dtype), 0.5)
+    for target_ids in (None, np.zeros(1, np.uint32), np.zeros(1, np.int64)):
+        coupled_index(weights, target_ids, 0, 0)
+
+
 @njit(cache=True, nogil=True)
 def _uniform(key: Any, purpose: Any, position: Any, round_: Any) -> float:
     return _to_uniform(_philox_block(_ZERO, position, round_, key, purpose)[0])

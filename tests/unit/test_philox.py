@@ -8,8 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kernels import draws
 from kernels.draws import coupled_index, inverse_cdf_index, uniform
+from kernels.markov_sample.cpu import sample_block
 from kernels.philox import Purpose, coupled_exponentials, derive_key, uniforms
+from kernels.rejection_sample.cpu import accept_row
+from kernels.sampling import Regime, SlotSampling
 
 MASK = 2**64 - 1
 KEYS = (0, 1, 2**63, 2**64 - 1)
@@ -133,3 +137,22 @@ def test_inverse_cdf_index_never_takes_a_weight_of_zero(size: int) -> None:
         assert weights[inverse_cdf_index(weights, chance)] > 0.0
     assert inverse_cdf_index(weights, 0.0) == size // 3
     assert inverse_cdf_index(weights, 1.0 - 2.0**-53) == size // 2
+
+
+def test_warm_up_compiles_what_the_kernels_call() -> None:
+    draws.warm_up()
+    kernels = (draws._uniform, draws._inverse_cdf_index, draws._coupled_index)
+    num_compiled = [len(kernel.signatures) for kernel in kernels]
+    for regime in (Regime.COUPLED, Regime.REJECTION):
+        for top_k in (0, 2):
+            sampling = SlotSampling(regime, top_k=top_k)
+            for draft_to_target in (None, np.arange(3, dtype=np.uint32)):
+                probs = np.zeros((2, 3), np.float32)
+                inputs = np.zeros((1, 2, 3), np.float32), np.zeros((1, 2, 1), np.float32), None, None
+                row = np.zeros(1, np.uint32), [sampling], np.zeros(1, np.int64), np.zeros(1, np.int64)
+                block = sample_block(*inputs, *row, draft_to_target, [probs])
+                if regime == Regime.COUPLED:
+                    probs[:] = 1.0
+                for logits in (np.zeros((3, 3), np.float32), np.array([[0, -9, 0]] * 3, np.float32)):
+                    accept_row(logits, block.token_ids[0], probs, draft_to_target, sampling, 0, 1)
+    assert [len(kernel.signatures) for kernel in kernels] == num_compiled
