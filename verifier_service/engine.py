@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import draws
 from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
@@ -154,6 +155,7 @@ class VerifierEngine:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
+        draws.warm_up()
         context_len = min(_WARM_UP_CONTEXT, self.target.model.config.max_position)
         for num_tokens in _WARM_UP_ROWS:
             if not self._scratch_forward(num_tokens, context_len, min(num_tokens, context_len))().isfinite().all():
