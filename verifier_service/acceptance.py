@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from kernels.rejection_sample import InvalidRowError, RowOutcome
@@ -25,8 +26,9 @@ def accept(
     result = Acceptance([0] * num_rows, [0] * num_rows)
     if not len(emitted.rows):
         return result
-    best = logits.max(dim=1)  # the first of equal logits
-    is_finite, best_ids = np.isfinite(best.values.numpy()), best.indices.numpy()
+    all_logits = logits.numpy()
+    best_ids = all_logits.argmax(axis=1)  # the first of equal logits; a NaN if there is one
+    is_finite = np.isfinite(all_logits[np.arange(len(best_ids)), best_ids])
     ends = np.cumsum(batch.row_num_tokens)
     for row, offset in zip(emitted.rows.tolist(), emitted.offsets.tolist(), strict=True):
         num_drafts = int(batch.row_num_drafts[row])
@@ -39,7 +41,7 @@ def accept(
                 accepted_len = int((best_ids[own][:-1] == draft_ids).cumprod().sum())
                 outcome = RowOutcome(accepted_len, best_ids[own][: accepted_len + 1].tolist())
             else:
-                outcome = _sample(session, batch, row, draft_ids, logits[own], accept_row)
+                outcome = _sample(session, batch, row, draft_ids, all_logits[own], accept_row)
         except (InvalidRowError, StaleArenaError) as error:
             result.failures.append(FailedRow(row, str(error)))
             continue
@@ -53,7 +55,7 @@ def _sample(
     batch: StepBatch,
     row: int,
     draft_ids: Ints,
-    logits: Tensor,
+    logits: npt.NDArray[np.float32],
     accept_row: Callable[..., RowOutcome],
 ) -> RowOutcome:
     slot, round_, num_drafts = int(batch.row_slots[row]), int(batch.row_rounds[row]), len(draft_ids)
@@ -63,7 +65,7 @@ def _sample(
     if num_drafts and sampling.regime == Regime.REJECTION:
         draft_probs = session.draft_probs(slot, round_, anchor + 1, num_drafts)
     return accept_row(
-        logits.numpy(),
+        logits,
         draft_ids.astype(np.uint32),
         draft_probs,
         session.draft_to_target,

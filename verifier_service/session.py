@@ -73,7 +73,7 @@ class Session:
             self._features = Arena.create(ArenaSpec(shape, np.float32, 2, self.session, self.epoch))
         except OSError as error:
             raise ConfigurationError(str(error), field="feature_ring_rows") from error
-        self._ring = torch.from_numpy(self._features.rows.reshape(-1, self._feature_size))
+        self._ring = self._features.rows.reshape(-1, self._feature_size)
         self._ring_stamps = self._features.stamps.reshape(-1, 4)
 
     @property
@@ -162,12 +162,12 @@ class Session:
         """Copies the features of every computed row into the ring and stamps them."""
         if self._features is None:
             return
-        places = rows.slots.long() * self.sizes.feature_ring_rows + rows.positions % self.sizes.feature_ring_rows
-        self._ring.index_copy_(0, places, self.space.features[: len(places)])
+        slots, positions = rows.slots.numpy(), rows.positions.numpy()
+        places = slots.astype(np.int64) * self.sizes.feature_ring_rows + positions % self.sizes.feature_ring_rows
+        self._ring[places] = self.space.features[: len(places)].numpy()
         stamps = np.empty((len(places), 4), np.uint64)
-        stamps[:, 0], stamps[:, 1] = self.session, step_id
-        stamps[:, 2], stamps[:, 3] = rows.slots.numpy(), rows.positions.numpy()
-        self._ring_stamps[places.numpy()] = stamps
+        stamps[:, 0], stamps[:, 1], stamps[:, 2], stamps[:, 3] = self.session, step_id, slots, positions
+        self._ring_stamps[places] = stamps
 
     def _drop_drafter(self) -> None:
         if self._draft_probs:
