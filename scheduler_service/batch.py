@@ -84,8 +84,10 @@ class Batch:
         return True
 
     def share_prompt(self, source: Sequence) -> None:
-        """Gives the prompt's full pages, just computed by `source`, to the choices that wait for them."""
+        """Gives the prompt's full pages, once `source` has computed them, to the choices that wait for them."""
         full = (len(source.request.prompt) - 1) // self.pages.page_size
+        if source.computed < full * self.pages.page_size:
+            return
         shared = source.pages[:full]
         for sequence in source.request.choices:
             if not (sequence.is_running and sequence.waits_for_prompt):

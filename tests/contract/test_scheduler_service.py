@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 from dspark.v1 import drafter_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, verifier_pb2_grpc
-from fakes.executors import FakeDrafter, FakeVerifier, fake_pair, reference_text
+from fakes.executors import FakeDrafter, FakeVerifier, StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 from grpc_health.v1 import health_pb2
 
@@ -122,7 +122,7 @@ def test_errors_are_statuses_that_name_the_field(address: str) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             stub.Abort(scheduler_pb2.AbortRequest(request_id="a"), timeout=5)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         streams = [stub.Generate(_request("1", [1], max_tokens=2), timeout=10)]
         _wait_for(lambda: rig.scheduler.load().num_running == 1)
         streams.append(stub.Generate(_request("2", [1], max_tokens=2), timeout=10))
@@ -130,7 +130,7 @@ def test_errors_are_statuses_that_name_the_field(address: str) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             list(stub.Generate(_request("3", [1]), timeout=5))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         assert [len(list(stream)) for stream in streams] == [3, 3]
 
 
@@ -145,7 +145,7 @@ def test_not_loaded_yet(address: str) -> None:
 def test_a_client_that_leaves_gives_everything_back(address: str, how: str) -> None:
     with running("static") as rig, _served(address, rig) as stub:
         channel = rpc.open_channel(address, max_message_bytes=_BYTES)
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         stream = scheduler_pb2_grpc.SchedulerServiceStub(channel).Generate(_request("a", [1, 2, 3]), timeout=20)
         _wait_for(lambda: rig.scheduler.load().num_running == 1)
         if how == "cancel":
@@ -155,7 +155,7 @@ def test_a_client_that_leaves_gives_everything_back(address: str, how: str) -> N
         channel.close()
         time.sleep(0.1)  # lets the cancellation arrive while the step is held
         num_calls = len(rig.verifier.calls)
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         _wait_for(lambda: rig.scheduler.load().num_free_slots == 4)
         assert len(rig.verifier.calls) - num_calls <= 1  # within one step
         rig.scheduler.check_integrity()
@@ -215,7 +215,7 @@ def test_the_process_serves_then_drains(tmp_path: Path) -> None:
             assert rpc.wait_until_serving(channel, SERVICE_NAME, 20)
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             assert stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest(), timeout=5).verify_mode == "compact"
-            pair[0].gate = threading.Event()
+            pair[0].gate = StepGate()
             stream = stub.Generate(_request("a", [1, 2, 3], max_tokens=30), timeout=20)
             _wait_for(lambda: stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=5).num_running == 1)
             process.send_signal(signal.SIGTERM)
@@ -226,7 +226,7 @@ def test_the_process_serves_then_drains(tmp_path: Path) -> None:
                 return raised.value.code() is grpc.StatusCode.UNAVAILABLE and "draining" in str(raised.value.details())
 
             _wait_for(is_refused)
-            pair[0].gate.set()
+            pair[0].gate.open()
             tokens = [token for message in stream for token in message.chunk.token_ids]
             assert tokens == reference_text([1, 2, 3], 30, GREEDY)
         status, log = _finished(process)

@@ -58,6 +58,24 @@ class Ring:
     size: int = 0
 
 
+class StepGate:
+    """Lets a given number of steps through, then holds the next until it is opened."""
+
+    def __init__(self, num_steps: int = 0) -> None:
+        self._permits = threading.Semaphore(num_steps)
+        self._is_open = False
+
+    def wait(self) -> None:
+        """Called by the step thread alone."""
+        if not self._is_open:
+            assert self._permits.acquire(timeout=20), "the gate was not opened"
+
+    def open(self) -> None:
+        """Holds nothing any more."""
+        self._is_open = True
+        self._permits.release()
+
+
 @dataclass
 class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """A VerifierService over the toy target."""
@@ -74,8 +92,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     raises: Exception | None = None
     attaches: list[Any] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
-    gate: threading.Event | None = None
-    """When given, every Step waits for it."""
+    gate: StepGate | None = None
+    """When given, every Step passes it."""
 
     def GetInfo(self, request: Any, context: Any) -> Any:
         return verifier_pb2.VerifierServiceGetInfoResponse(
@@ -105,7 +123,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     def Step(self, request: Any, context: Any) -> Any:
         if self.gate is not None:
-            self.gate.wait(10)
+            self.gate.wait()
         if self.raises is not None:
             raise self.raises
         assert request.session == self.limits.session

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes.executors import FakeDrafter, FakeVerifier, fake_pair
+from fakes.executors import FakeDrafter, FakeVerifier, StepGate, fake_pair
 
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.request import Event, GenerateSpec, Request, SamplingOptions, Summary, TokenChunk
@@ -71,9 +71,9 @@ class Rig:
 
     def submit_all(self, prompts: list[list[int]], max_tokens: int | None = 8, **spec: Any) -> list[Stream]:
         """Submits several requests at once: the first step sees all of them."""
-        self.verifier.gate = threading.Event()
+        self.verifier.gate = StepGate()
         streams = [self.submit(prompt, max_tokens, **spec) for prompt in prompts]
-        self.verifier.gate.set()
+        self.verifier.gate.open()
         return streams
 
 
@@ -100,5 +100,5 @@ def running(
             assert not scheduler.failure, scheduler.failure
     finally:
         if verifier.gate is not None:
-            verifier.gate.set()
+            verifier.gate.open()
         scheduler.stop()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Callable
 
 import pytest
-from fakes.executors import PAGE_SIZE, fake_pair, reference_text
+from fakes.executors import PAGE_SIZE, StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service.request import FinishReason, SamplingOptions
@@ -23,11 +23,11 @@ def _all_free(rig: Rig) -> bool:
     )
 
 
-def _wait_until_free(rig: Rig) -> None:
+def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while not _all_free(rig):
-        assert time.monotonic() < deadline, rig.scheduler.load()
-        time.sleep(0.002)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("mode", ["off", "static", "compact"])
@@ -54,9 +54,10 @@ def test_the_round_survives_preemption() -> None:
             assert stream.request.choices[0].round >= stream.wait().choices[0].num_drafted // 5
 
 
-def test_choices_share_the_prompts_full_pages() -> None:
+@pytest.mark.parametrize("max_batch_tokens", [48, 8])
+def test_choices_share_the_prompts_full_pages(max_batch_tokens: int) -> None:
     prompt = list(range(1, 31))
-    with running("static", fake_pair(quality=1.0)) as rig:
+    with running("static", fake_pair(quality=1.0), max_batch_tokens=max_batch_tokens) as rig:
         stream = rig.submit(prompt, 20, num_choices=4)
         for choice in range(4):
             assert stream.text(choice) == reference_text(prompt, 20, GREEDY)
@@ -70,14 +71,12 @@ def test_choices_share_the_prompts_full_pages() -> None:
 def test_choice_0_leaves_while_the_others_need_its_prompt(when: str) -> None:
     prompt = list(range(1, 31))
     with running("static", max_batch_tokens=8) as rig:
-        rig.verifier.gate = threading.Event()
+        num_steps = 1 if when == "after the first chunk" else 0
+        rig.verifier.gate = StepGate(num_steps)
         stream = rig.submit(prompt, 12, num_choices=3)
-        if when == "after the first chunk":
-            rig.verifier.gate.set()
-            while not rig.verifier.calls:
-                time.sleep(0.001)
+        _wait_for(lambda: len(rig.verifier.calls) == num_steps)
         rig.scheduler.abort(stream.request.request_id if stream.request else "", 0)
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         for choice in (1, 2):
             assert stream.text(choice) == reference_text(prompt, 12, GREEDY)
         assert stream.wait().choices[0].finish_reason is FinishReason.ABORT
@@ -99,16 +98,13 @@ def test_choices_with_preemption() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5, 8])
 def test_abort_at_any_point(mode: str, num_steps: int) -> None:
     with running(mode, max_batch_tokens=8) as rig:
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate(num_steps)
         doomed = rig.submit([1] * 20, 40)
         other = rig.submit([2] * 9, 40)
-        if num_steps:
-            rig.verifier.gate.set()
-            while len(rig.verifier.calls) < num_steps:
-                time.sleep(0.0005)
+        _wait_for(lambda: len(rig.verifier.calls) == num_steps)
         for _ in range(2):
             rig.scheduler.abort(doomed.request.request_id if doomed.request else "")
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         text = doomed.text()
         assert text == reference_text([1] * 20, len(text), GREEDY)
         assert doomed.wait().choices[0].finish_reason is FinishReason.ABORT
@@ -119,10 +115,10 @@ def test_abort_at_any_point(mode: str, num_steps: int) -> None:
 
 def test_a_stop_string_is_a_finish() -> None:
     with running() as rig:
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         stream = rig.submit([1], 40)
         rig.scheduler.abort(stream.request.request_id if stream.request else "", 0, FinishReason.STOP)
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         assert stream.wait().choices[0].finish_reason is FinishReason.STOP
 
 
@@ -134,17 +130,14 @@ def test_twenty_clients_vanish() -> None:
         for stream in streams:
             assert stream.request is not None
             rig.scheduler.end(stream.request)
-        _wait_until_free(rig)
+        _wait_for(lambda: _all_free(rig))
 
 
 def test_the_queue_is_bounded() -> None:
     with running("off", max_num_seqs=1, max_queued_requests=3, max_queued_tokens=40) as rig:
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         first = rig.submit([1], 3)
-        deadline = time.monotonic() + 10
-        while rig.scheduler.load().num_running < 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        _wait_for(lambda: rig.scheduler.load().num_running == 1)
         waiting = [rig.submit([2] * 30, 3)]
         with pytest.raises(QueueFullError, match="30 prompt tokens are waiting"):
             rig.submit([2] * 11, 3)
@@ -152,7 +145,7 @@ def test_the_queue_is_bounded() -> None:
         with pytest.raises(QueueFullError, match="3 requests are waiting"):
             rig.submit([2], 3)
         rig.scheduler.abort(waiting[0].request.request_id if waiting[0].request else "")
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         for stream in [first, *waiting]:
             stream.wait()
         rig.submit([2] * 30, 3).wait()
@@ -185,11 +178,11 @@ def test_refusals_name_the_field() -> None:
 
 def test_a_live_request_id_is_refused_and_then_free_again() -> None:
     with running("off") as rig:
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         first = rig.submit([1], 3, request_id="same")
         with pytest.raises(InvalidRequestError, match="in use"):
             rig.submit([1], 3, request_id="same")
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         first.wait()
         rig.submit([1], 3, request_id="same").wait()
 
@@ -251,12 +244,12 @@ def test_an_executor_that_fails_ends_every_request_with_the_reason(executor: str
 
 def test_drain_feeds_running_streams_and_refuses_new_ones() -> None:
     with running("static") as rig:
-        rig.verifier.gate = threading.Event()
+        rig.verifier.gate = StepGate()
         stream = rig.submit([1, 2], 20)
         assert not rig.scheduler.drain(0.01)
         with pytest.raises(UnavailableError, match="draining"):
             rig.submit([1])
-        rig.verifier.gate.set()
+        rig.verifier.gate.open()
         assert rig.scheduler.drain(10)
         assert stream.text() == reference_text([1, 2], 20, GREEDY)
         assert _all_free(rig)

@@ -1,0 +1,121 @@
+"""What a step is made of: budgets, look-ahead pages, limits of drafts; and what executors are told about slots."""
+
+from __future__ import annotations
+
+from kernels.sampling import Regime, SlotSampling
+from scheduler_service.admission import Limits, accept_request
+from scheduler_service.batch import Batch
+from scheduler_service.planner import plan_step
+from scheduler_service.request import GenerateSpec, Sequence
+from scheduler_service.slot_updates import SlotUpdates
+
+
+def _batch(**limits: int) -> Batch:
+    sizes = {
+        "max_num_seqs": 8,
+        "max_model_len": 64,
+        "max_batch_tokens": 32,
+        "num_pages": 40,
+        "page_size": 4,
+        "vocab_size": 50,
+        "block_size": 5,
+        "feature_ring_rows": 16,
+    }
+    return Batch(Limits(**{**sizes, **limits}, eos_token_ids=frozenset()))  # type: ignore[arg-type]
+
+
+def _admit(batch: Batch, prompt_len: int, max_tokens: int = 20, *, decoding: bool) -> Sequence:
+    spec = GenerateSpec(f"r{len(batch.running)}", [1] * prompt_len, max_tokens=max_tokens)
+    request = accept_request(spec, batch.limits, lambda event: None)
+    batch.enqueue(request)
+    assert list(batch.admit()) == request.choices
+    sequence = request.choices[0]
+    if decoding:
+        sequence.computed = sequence.ingested = prompt_len
+        sequence.tokens.append(7)
+    return sequence
+
+
+def test_prefill_goes_in_chunks_and_only_the_last_one_emits() -> None:
+    batch = _batch()
+    sequence = _admit(batch, 30, decoding=False)
+    shapes = []
+    while sequence.computed < 30:
+        (row,) = plan_step(batch).rows
+        shapes.append((row.num_tokens, row.emits, row.max_drafts))
+        sequence.computed += row.num_tokens
+        sequence.ingested = sequence.computed
+    assert shapes == [(16, False, 0), (14, True, 0)]  # the feature ring holds 16 rows
+
+
+def test_drafts_leave_a_quarter_of_the_step_to_prefill() -> None:
+    batch = _batch()
+    for _ in range(4):
+        _admit(batch, 3, decoding=True)
+    newcomer = _admit(batch, 20, decoding=False)
+    plan = plan_step(batch)
+    assert [row.max_drafts for row in plan.rows] == [5, 5, 5, 5, 0]
+    assert (plan.rows[-1].sequence, plan.rows[-1].num_tokens) == (newcomer, 32 - 4 - 20)
+    batch = _batch(max_batch_tokens=24)
+    for _ in range(4):
+        _admit(batch, 3, decoding=True)
+    _admit(batch, 20, decoding=False)
+    plan = plan_step(batch)
+    assert [row.max_drafts for row in plan.rows] == [3, 3, 4, 4, 0]
+    assert sum(row.num_tokens + row.max_drafts for row in plan.rows) == 24
+
+
+def test_drafts_stop_before_max_tokens_and_the_context() -> None:
+    batch = _batch()
+    _admit(batch, 3, max_tokens=4, decoding=True)  # one token is out: three remain
+    _admit(batch, 3, max_tokens=2, decoding=True)
+    _admit(batch, 60, max_tokens=99, decoding=True)  # the context holds four, one is out
+    assert [row.max_drafts for row in plan_step(batch).rows] == [2, 0, 2]
+
+
+def test_a_page_is_reserved_for_every_position_that_may_be_written() -> None:
+    batch = _batch()
+    sequence = _admit(batch, 3, decoding=True)
+    (row,) = plan_step(batch).rows
+    assert row.max_drafts == 5
+    assert len(sequence.pages) == 3  # positions 0 ... 8
+    batch.trim_pages(sequence)
+    assert len(sequence.pages) == 1
+    batch.check_integrity()
+
+
+def test_drafts_shrink_to_the_pages_left() -> None:
+    batch = _batch(num_pages=2)
+    _admit(batch, 3, decoding=True)
+    (row,) = plan_step(batch).rows
+    assert row.max_drafts == 0  # 5 drafts would need a third page, and the rest of the first is the anchor's
+    batch.pages.check_integrity([sequence.pages for sequence in batch.running])
+
+
+def test_no_draft_without_its_context() -> None:
+    batch = _batch()
+    lost, behind, plain = (_admit(batch, 6, decoding=True) for _ in range(3))
+    lost.context_lost = "gone"
+    lost.ingested = 0
+    behind.ingested = 2
+    plain.is_plain_once = True
+    plan = plan_step(batch)
+    assert [row.max_drafts for row in plan.rows] == [0, 5, 0]
+    assert plan.ingests == [behind]
+    assert [row.max_drafts for row in plan_step(batch).rows] == [0, 5, 5]
+
+
+def test_a_release_makes_what_was_pending_moot() -> None:
+    updates = SlotUpdates()
+    sampling = SlotSampling(Regime.GREEDY)
+    updates.admit(1, sampling)
+    updates.set_pages(1, 0, [5, 6])
+    updates.admit(2, sampling)
+    updates.set_pages(2, 3, [7])
+    updates.release(1)
+    updates.release(1)
+    updates.admit(1, sampling)
+    updates.set_pages(1, 0, [8])
+    taken = updates.take()
+    assert taken == SlotUpdates([1], {1: sampling, 2: sampling}, [2, 1], [3, 0], [7, 8])
+    assert updates == SlotUpdates()
