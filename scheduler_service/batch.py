@@ -126,7 +126,7 @@ class Batch:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the head of the queue; to be recomputed from prompt + committed tokens. Its round stays."""
-        log.info("request %s choice %d preempted: pages ran out", sequence.request.request_id, sequence.choice)
+        log.info("request %r choice %d preempted: pages ran out", sequence.request.request_id, sequence.choice)
         self.release(sequence)
         self.waiting.appendleft([sequence])
         self.num_preemptions += 1

@@ -71,7 +71,7 @@ class Committer:
         sequence = row.sequence
         sequence.num_failures += 1
         sequence.is_plain_once = True
-        log.warning("request %s choice %d: row failed: %s", sequence.request.request_id, sequence.choice, reason)
+        log.warning("request %r choice %d: row failed: %s", sequence.request.request_id, sequence.choice, reason)
         if sequence.num_failures >= _MAX_FAILURES:
             self.finish(sequence, FinishReason.ERROR, reason)
 
@@ -92,7 +92,7 @@ class Committer:
         self._deliver(sequence, request.summary(self._speculation_off_reason))
         self._on_request_end(request)
         log.info(
-            "request %s ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",
+            "request %r ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",
             request.request_id,
             ",".join(other.finish_reason.name.lower() for other in request.choices if other.finish_reason),
             len(request.prompt),

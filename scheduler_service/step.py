@@ -110,7 +110,7 @@ class StepEngine:
         for index, sequence in enumerate(plan.ingests):
             if index in failures:
                 sequence.context_lost = f"draft context lost: {failures[index]}"
-                log.warning("request %s: %s", sequence.request.request_id, sequence.context_lost)
+                log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
                 continue
             first, last = sequence.ingested // pages.page_size, sequence.computed // pages.page_size
             for page in sequence.pages[first:last]:
@@ -155,5 +155,5 @@ class StepEngine:
         try:
             self._committer.commit(row, num_accepted, token_ids, step_id)
         except Exception as error:  # one request's trouble must not become everyone's
-            log.exception("request %s failed at commit", row.sequence.request.request_id)
+            log.exception("request %r failed at commit", row.sequence.request.request_id)
             self._committer.finish(row.sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
