@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import llvmlite.ir
 import numba
 import numba.core.cgutils
@@ -13,6 +14,9 @@ ir: Any = llvmlite.ir
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
 extending: Any = numba.extending
+
+
+HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 
 
 def compiled(function: Any) -> Any:

@@ -94,6 +94,20 @@ def load(typing_context: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
+def load_as(typing_context: Any, like: Any, base: Any, index: Any) -> Any:
+    """Sixteen elements from memory as float32 lanes: float32 where `like` is one, float16 where it is an int16."""
+    element, shift = {types.float32: (_FLOAT, 2), types.int16: (ir.HalfType(), 1)}[like]
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = builder.add(args[1], builder.shl(args[2], ir.Constant(args[2].type, shift)))
+        pointer = builder.inttoptr(address, ir.VectorType(element, LANES).as_pointer())
+        vector = builder.load(pointer, align=1 << shift)
+        return vector if element is _FLOAT else builder.fpext(vector, _VECTOR)
+
+    return float32x16(like, types.int64, types.int64), emit
+
+
+@intrinsic
 def store(typing_context: Any, base: Any, index: Any, vector: Any) -> Any:
     """Lanes to memory."""
 

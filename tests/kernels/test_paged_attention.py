@@ -1,0 +1,122 @@
+"""Paged attention against the plain reference, and its exactness. Tolerance 1e-5: unit-scale float32 data."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import cpu, reference
+from tests.kernels.attention_cases import CASES, Case, Store, int32, make_store, unwritten
+
+EPS = 1e-5
+
+
+def attend(case: Case, store: Store, qkv: Tensor, positions: Tensor, row_slots: Tensor, module: object = cpu) -> Tensor:
+    out = unwritten(len(qkv), case)
+    module.paged_attention(  # type: ignore[attr-defined]
+        qkv, positions, row_slots, *store.pages, store.q_norm, store.k_norm, EPS, case.window, out
+    )
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_matches_reference_over_prefill_verify_and_decode_rows(case: Case) -> None:
+    store = make_store(case)
+    expected_store = store.clone_pages()
+    spans = [{0: (0, 33), 1: (0, 1)}, {0: (33, 1), 1: (1, 7), 2: (0, 100)}, {2: (100, 8), 0: (34, 8), 1: (8, 1)}]
+    for call, rows in enumerate(spans):
+        positions = int32(*(start + i for start, count in rows.values() for i in range(count)))
+        row_slots = int32(*(slot for slot, (_, count) in rows.items() for _ in range(count)))
+        qkv = torch.randn(len(positions), case.width, generator=torch.Generator().manual_seed(call))
+        untouched = qkv.clone()
+        out = attend(case, store, qkv, positions, row_slots)
+        expected = attend(case, expected_store, qkv, positions, row_slots, reference)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(store.keys, expected_store.keys, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert torch.equal(store.values.nan_to_num(7.0), expected_store.values.nan_to_num(7.0))
+        assert torch.equal(qkv, untouched)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_does_not_depend_on_its_batch(case: Case, seed: int) -> None:
+    """The same tokens in calls cut at random, beside random other rows, on other pages: the same bits."""
+    length, source = 75, random.Random(seed)
+    alone, together = make_store(case), make_store(case, seed=seed + 1)
+    together = together._replace(cos=alone.cos, sin=alone.sin, q_norm=alone.q_norm, k_norm=alone.k_norm)
+    qkv = torch.randn(3, length, case.width)
+    expected = torch.stack(
+        [
+            torch.cat([attend(case, alone, qkv[slot, p : p + 1], int32(p), int32(slot)) for p in range(length)])
+            for slot in range(3)
+        ]
+    )
+    done = [0, 0, 0]
+    while min(done) < length:
+        counts = {
+            slot: min(source.choice([0, 1, 1, 4, 8, 23]), length - done[slot]) for slot in source.sample(range(3), 3)
+        }
+        rows = [(slot, done[slot] + i) for slot, count in counts.items() for i in range(count)]
+        if not rows:
+            continue
+        slots, positions = zip(*rows, strict=True)
+        out = attend(case, together, qkv[slots, positions], int32(*positions), int32(*slots))
+        assert torch.equal(out, expected[slots, positions]), rows
+        for slot, count in counts.items():
+            done[slot] += count
+
+
+def test_threads_do_not_change_bits() -> None:
+    case = Case()
+    qkv = torch.randn(150, case.width)
+    rows = (qkv, torch.arange(150, dtype=torch.int32), torch.zeros(150, dtype=torch.int32))
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(attend(case, make_store(case), *rows))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_write_context_matches_reference(case: Case) -> None:
+    store = make_store(case)
+    expected = store.clone_pages()
+    kv = torch.randn(41, case.kv_width)
+    positions, row_slots = int32(*range(15, 36), *range(20)), int32(*[1] * 21, *[2] * 20)
+    for module, target in ((cpu, store), (reference, expected)):
+        module.write_context(kv, positions, row_slots, *target.pages, store.k_norm, EPS)
+    torch.testing.assert_close(store.keys, expected.keys, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert torch.equal(store.values.nan_to_num(7.0), expected.values.nan_to_num(7.0))
+
+
+def test_written_context_is_what_attention_writes() -> None:
+    """The draft context may be written alone: K and V are those of the attention call, bit for bit."""
+    case = CASES[1]
+    first, second = make_store(case), make_store(case)
+    qkv = torch.randn(20, case.width)
+    rows = (torch.arange(20, dtype=torch.int32), torch.zeros(20, dtype=torch.int32))
+    attend(case, first, qkv, *rows)
+    cpu.write_context(qkv[:, -case.kv_width :].contiguous(), *rows, *second.pages, second.k_norm, EPS)
+    assert torch.equal(first.keys.nan_to_num(7.0), second.keys.nan_to_num(7.0))
+    assert torch.equal(first.values.nan_to_num(7.0), second.values.nan_to_num(7.0))
+
+
+def test_wrong_layouts_are_refused() -> None:
+    case = Case()
+    store = make_store(case)
+    qkv, out = torch.randn(1, case.width), unwritten(1, case)
+    rest = (*store.pages, None, None, EPS, 0, out)
+    with pytest.raises(ValueError, match=r"torch\.int32"):
+        cpu.paged_attention(qkv, torch.tensor([0]), int32(0), *rest)
+    with pytest.raises(ValueError, match="contiguous"):
+        cpu.paged_attention(torch.randn(1, 2 * case.width)[:, ::2], int32(0), int32(0), *rest)
+    narrow = make_store(Case(page_size=8))
+    with pytest.raises(ValueError, match="page_size 8 must be multiples of 16"):
+        cpu.paged_attention(qkv, int32(0), int32(0), *narrow.pages, None, None, EPS, 0, out)
