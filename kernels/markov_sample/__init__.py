@@ -48,7 +48,7 @@ class MarkovHead:
     w1: npt.NDArray[np.float32]
     """[V, r], by target id."""
     w2: npt.NDArray[np.float32]
-    """[Vd, r], C-contiguous."""
+    """[Vd, r]; in Fortran order the product with it is about a third faster on CPU."""
     projection: npt.NDArray[np.float32] | None = None
     """gated: gate_proj.weight [r, H + r]; rnn: joint_proj.weight [3r, 2r + H]; vanilla: None."""
     projection_bias: npt.NDArray[np.float32] | None = None
