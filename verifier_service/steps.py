@@ -91,7 +91,7 @@ def validate(batch: StepBatch, slots: SlotTable, vocab_size: int, max_batch_toke
     if (drafts >= counts).any() or (drafts[~batch.row_emits] > 0).any():
         raise InvalidRequestError("drafts need an anchor before them and a row that emits", field="row_num_drafts")
     for slot, start, count in zip(batch.row_slots.tolist(), batch.row_starts.tolist(), counts.tolist(), strict=True):
-        slots.require_span(slot, start, count)
+        slots.require_span(slot, 0, start + count)  # attention reads every page before the row, too
 
 
 def token_rows(batch: StepBatch) -> TokenRows:

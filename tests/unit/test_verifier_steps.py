@@ -30,13 +30,13 @@ def make_batch(**changes: Any) -> StepBatch:
 
 
 def make_slots() -> SlotTable:
-    slots = SlotTable(num_slots=4, num_pages=16, max_model_len=64, page_size=16)
+    slots = SlotTable(num_slots=5, num_pages=16, max_model_len=64, page_size=16)
     slots.apply(
         types_pb2.SlotUpdates(
-            admissions=[types_pb2.SlotAdmission(slot=slot, regime=types_pb2.REGIME_GREEDY) for slot in (0, 1, 2)],
-            page_slots=[0, 0, 0, 1, 2],
-            page_indices=[0, 1, 2, 0, 0],
-            page_ids=[3, 4, 5, 6, 7],
+            admissions=[types_pb2.SlotAdmission(slot=slot, regime=types_pb2.REGIME_GREEDY) for slot in (0, 1, 2, 3)],
+            page_slots=[0, 0, 0, 1, 2, 3],  # slot 3 lacks the page before its only one
+            page_indices=[0, 1, 2, 0, 0, 1],
+            page_ids=[3, 4, 5, 6, 7, 8],
         )
     )
     return slots
@@ -82,9 +82,10 @@ def test_an_empty_step_is_valid() -> None:
         ({"row_num_tokens": [1, 5, 3]}, InvalidRequestError, r"1 \.\.\. 4 tokens"),
         ({"row_num_drafts": [0, 3, 0]}, InvalidRequestError, "an anchor before them"),
         ({"row_num_drafts": [1, 2, 0]}, InvalidRequestError, "a row that emits"),
-        ({"row_slots": [2, 0, 3]}, SessionMismatchError, "slot 3 is not admitted"),
+        ({"row_slots": [2, 0, 4]}, SessionMismatchError, "slot 4 is not admitted"),
         ({"row_slots": [2, 0, 9]}, SessionMismatchError, "slot 9 is not admitted"),
-        ({"row_starts": [13, 30, 0]}, SessionMismatchError, r"slot 2 has no pages for positions 13 \.\.\. 16"),
+        ({"row_starts": [13, 30, 0]}, SessionMismatchError, r"slot 2 has no pages for positions 0 \.\.\. 16"),
+        ({"row_slots": [2, 3, 1], "row_starts": [5, 20, 0]}, SessionMismatchError, "slot 3 has no pages"),
         ({"row_starts": [5, 2**32 - 1, 0]}, SessionMismatchError, "slot 0 has no pages"),
     ],
 )

@@ -1,0 +1,68 @@
+"""From settings to a target: kernels and formats that fit it, and what is said where they do not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from kernels.paged_attention import cpu, reference
+from service_kit.errors import ConfigurationError
+from service_kit.settings import load_settings
+from verifier_service.loading import load_target
+from verifier_service.model import TokenRows
+from verifier_service.settings import VerifierSettings
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "target"
+
+
+def save_narrow(directory: Path) -> Path:
+    """A target whose heads are 8 wide."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, eos_token_id=1
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def test_compiled_kernels_and_packed_weights_stay_close_to_the_reference(tmp_path: Path) -> None:
+    logits = []
+    for kernels, weight_format in (("reference", "float32"), ("cpu", "float32"), ("cpu", "auto")):
+        settings = VerifierSettings(
+            model=str(GOLDEN), kernels=kernels, weight_format=weight_format, threads=torch.get_num_threads()
+        )
+        target = load_target(settings, tmp_path)
+        expected = {"reference": reference, "cpu": cpu}[kernels].paged_attention
+        assert target.model._ops.paged_attention is expected
+        model = target.model
+        space = model.workspace(4, 64, 64)
+        rows = TokenRows(
+            torch.arange(40) * 7 % 512, torch.arange(40, dtype=torch.int32), torch.zeros(40, dtype=torch.int32)
+        )
+        page_table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
+        logits.append(model.logits(model.forward(rows, page_table, space)))
+    scale = logits[0].abs().max()
+    assert (logits[1] - logits[0]).abs().max() < 1e-4 * scale
+    assert (logits[2] - logits[0]).abs().max() < 2e-2 * scale
+
+
+def test_heads_that_do_not_fill_the_lanes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = str(save_narrow(tmp_path))
+    threads = torch.get_num_threads()
+    with caplog.at_level(logging.WARNING):
+        target = load_target(VerifierSettings(model=model, threads=threads), tmp_path)
+    assert target.model._ops.paged_attention is reference.paged_attention
+    assert "head_dim 8 is not a multiple of 16" in caplog.text
+    with pytest.raises(ConfigurationError, match="set kernels to reference"):
+        load_target(VerifierSettings(model=model, threads=threads, kernels="cpu"), tmp_path)
+
+
+def test_settings_name_the_variable_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="DSPARK_VERIFIER_MODEL"):
+        load_settings(VerifierSettings)
+    monkeypatch.setenv("DSPARK_VERIFIER_WEIGHT_FORMAT", "int3")
+    with pytest.raises(ConfigurationError, match="DSPARK_VERIFIER_WEIGHT_FORMAT"):
+        load_settings(VerifierSettings, model="x")
