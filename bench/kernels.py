@@ -135,8 +135,12 @@ def steps_of(
         layer.down(b.activated)
         ops.add_rms_norm(b.hidden, b.attended, layer.norm, 1e-5, b.normed)
 
-    def over_layers(function: Callable[[Layer], None]) -> Callable[[], object]:
-        return lambda: [function(layer) for layer in layers]
+    def over_layers(function: Callable[[Layer], None]) -> Callable[[], None]:
+        def run() -> None:
+            for layer in layers:
+                function(layer)
+
+        return run
 
     return {
         "norms": over_layers(norms),

@@ -45,8 +45,12 @@ def load_ops(implementation: Implementation) -> Ops:
     "auto" takes the fastest one that this machine can run. Compiling takes seconds the first time and is cached where
     NUMBA_CACHE_DIR says.
     """
-    module = "cpu" if implementation == "auto" else implementation
-    ops = Ops(**{name: getattr(import_module(f"kernels.{folder}.{module}"), name) for name, folder in _FOLDERS.items()})
-    if module == "cpu":
-        import_module("kernels.cpu.native").compile_kernels()
-    return ops
+    kind = "cpu" if implementation == "auto" else implementation
+    modules = {folder: import_module(f"kernels.{folder}.{kind}") for folder in _FOLDERS.values()}
+    if kind == "cpu":
+        from kernels.cpu.native import Kernel
+
+        for kernel in (value for module in modules.values() for value in vars(module).values()):
+            if isinstance(kernel, Kernel):
+                kernel.compile()
+    return Ops(**{name: getattr(modules[folder], name) for name, folder in _FOLDERS.items()})

@@ -30,8 +30,8 @@ def _body(work: int) -> None:
     row_size = (num_heads + 2 * pages.num_kv_heads) * head_dim
     memory = np.empty(scratch_size(block_len * group, head_dim), np.float32)
     rotated = np.empty(head_dim, np.float32)
-    lanes = block_len + -block_len % LANES
-    block_keys = np.zeros((head_dim, lanes), np.float32)
+    lanes = (block_len + LANES - 1) // LANES * LANES
+    block_keys = np.zeros(head_dim * lanes, np.float32)
     first_seen, last_seen = np.empty(block_len, np.int64), np.empty(block_len, np.int64)
     item = next_item(work)
     while item < num_blocks * pages.num_kv_heads:
@@ -50,7 +50,8 @@ def _body(work: int) -> None:
                 rotate_head(qkv, source, position, pages, q_norm, eps, factor, scratch.base, target)
             source = (begin + row) * row_size + (num_heads + kv_head) * head_dim
             rotate_head(qkv, source, position, pages, k_norm, eps, 1.0, rotated.ctypes.data, 0)
-            block_keys[:, row] = rotated
+            for element in range(head_dim):
+                block_keys[element * lanes + row] = rotated[element]
         attend_pages(scratch, block_len, group, first_seen, last_seen, pages, slot, kv_head)
         for row in range(block_len):
             last_seen[row] = anchor + (block_len if window == 0 else min(block_len, row + window)) - 1

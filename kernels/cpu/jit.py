@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
@@ -14,14 +17,33 @@ ir: Any = llvmlite.ir
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
 extending: Any = numba.extending
+_config: Any = numba.config
 
 
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 
 
+def _source_digest() -> str:
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _separate_caches() -> None:
+    """One cache of compiled code per state of this package: numba itself does not see that a called file changed."""
+    base = Path(_config.CACHE_DIR or Path(__file__).parent / "__pycache__")
+    if _config.CACHE_DIR or os.access(Path(__file__).parent, os.W_OK):
+        _config.CACHE_DIR = str(base / _source_digest())
+
+
+_separate_caches()
+
+
 def compiled(function: Any) -> Any:
     """A function that kernels call. Never fast-math: every rounding stays where it is written."""
-    return numba.njit(error_model="numpy")(function)
+    return numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def intrinsic(function: Any) -> Any:

@@ -106,9 +106,6 @@ def _gomp_parallel() -> int:
     return ctypes.cast(ctypes.CDLL(own[0]).GOMP_parallel, ctypes.c_void_p).value or 0 if own else 0
 
 
-_KERNELS: list[Kernel] = []
-
-
 class Kernel:
     """A compiled entry, its body if it has one, and the layout of the arguments.
 
@@ -118,32 +115,23 @@ class Kernel:
     def __init__(self, layout: str, entry: Callable[[int], None], body: Callable[[int], None] | None = None) -> None:
         self._entry, self._body = entry, body
         self._pack = struct.Struct("=3q" + layout).pack
-        _KERNELS.append(self)
 
-    @functools.cached_property
-    def address(self) -> int:
-        """Of the compiled entry, from an earlier process's cache if there is one."""
-        return c_function(self._entry)
-
-    @functools.cached_property
-    def body_address(self) -> int:
-        """Of the compiled body."""
-        return 0 if self._body is None else c_function(self._body)
+    def compile(self) -> None:
+        """Compiles now rather than at the first call, or loads what an earlier process compiled."""
+        assert self._call and self._body_address >= 0
 
     @functools.cached_property
     def _call(self) -> Any:
-        return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self.address)
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(c_function(self._entry))
+
+    @functools.cached_property
+    def _body_address(self) -> int:
+        return 0 if self._body is None else c_function(self._body)
 
     def __call__(self, *arguments: float) -> None:
         """Runs the kernel. The GIL is released meanwhile."""
         threads = torch.get_num_threads() if self._body is not None and _gomp_parallel() else 1
-        self._call(self._pack(self.body_address, _gomp_parallel(), threads, *arguments))
-
-
-def compile_kernels() -> None:
-    """Compiles every imported kernel now rather than at its first call."""
-    for kernel in _KERNELS:
-        assert kernel.address + kernel.body_address
+        self._call(self._pack(self._body_address, _gomp_parallel(), threads, *arguments))
 
 
 def floats(tensor: Tensor | None) -> int:

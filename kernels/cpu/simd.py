@@ -143,25 +143,20 @@ def store_float(typing_context: Any, base: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.float32), emit
 
 
+def _copy(builder: Any, source: tuple[Any, Any], target: tuple[Any, Any], count: Any) -> None:
+    with cgutils.for_range(builder, count, intp=count.type) as loop:
+        value = builder.load(_pointer(builder, source[0], builder.add(source[1], loop.index), _FLOAT), align=4)
+        builder.store(value, _pointer(builder, target[0], builder.add(target[1], loop.index), _FLOAT), align=4)
+
+
 @intrinsic
 def _load_tail(typing_context: Any, base: Any, index: Any, count: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         base, index, count = args
-        vector = ir.Constant(_VECTOR, [0.0] * LANES)
-        for lane in range(LANES - 1):
-            number = ir.Constant(count.type, lane)
-            with builder.if_else(builder.icmp_signed("<", number, count)) as (inside, outside):
-                with inside:
-                    value = builder.load(_pointer(builder, base, builder.add(index, number), _FLOAT), align=4)
-                    filled = builder.insert_element(vector, value, ir.Constant(_INT, lane))
-                    inside_block = builder.block
-                with outside:
-                    outside_block = builder.block
-            merged = builder.phi(_VECTOR)
-            merged.add_incoming(filled, inside_block)
-            merged.add_incoming(vector, outside_block)
-            vector = merged
-        return vector
+        lanes = cgutils.alloca_once(builder, _VECTOR)
+        builder.store(ir.Constant(_VECTOR, [0.0] * LANES), lanes)
+        _copy(builder, (base, index), (builder.ptrtoint(lanes, base.type), ir.Constant(index.type, 0)), count)
+        return builder.load(lanes)
 
     return float32x16(types.int64, types.int64, types.int64), emit
 
@@ -170,11 +165,9 @@ def _load_tail(typing_context: Any, base: Any, index: Any, count: Any) -> Any:
 def _store_tail(typing_context: Any, base: Any, index: Any, count: Any, vector: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         base, index, count, vector = args
-        for lane in range(LANES - 1):
-            number = ir.Constant(count.type, lane)
-            with builder.if_then(builder.icmp_signed("<", number, count)):
-                value = builder.extract_element(vector, ir.Constant(_INT, lane))
-                builder.store(value, _pointer(builder, base, builder.add(index, number), _FLOAT), align=4)
+        lanes = cgutils.alloca_once(builder, _VECTOR)
+        builder.store(vector, lanes)
+        _copy(builder, (builder.ptrtoint(lanes, base.type), ir.Constant(index.type, 0)), (base, index), count)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, float32x16), emit

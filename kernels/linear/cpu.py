@@ -1,7 +1,7 @@
 """Products of float32 rows with packed weights for CPUs.
 
 An output element is one chain of fused multiply-adds over the inputs in order, whatever rows are computed beside it:
-rows are exact by construction on every CPU, at any row count. Weights are read once for all rows, in the order they lie.
+rows are exact by construction on every CPU, at any count. Weights are read once for all rows, in the order they lie.
 """
 
 from __future__ import annotations
