@@ -15,9 +15,10 @@ from drafter_service.weights import load_weights
 from kernels.linear import WeightFormat
 from kernels.markov_sample import cpu as compiled_head
 from kernels.markov_sample import reference as reference_head
-from kernels.registry import load_ops
+from kernels.registry import fit_head_dim, load_ops
 from kernels.sampling import Regime, SlotSampling
 from service_kit.cpu import available_cores, cpu_name
+from service_kit.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,14 @@ def load_drafter(settings: DrafterSettings, cache_dir: Path) -> LoadedDrafter:
         weight_format = "fp16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
     else:
         weight_format = settings.weight_format
+    try:
+        kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
+    except ValueError as error:
+        raise ConfigurationError(f"drafter: {error}", field="kernels") from error
     head = reference_head if settings.kernels == "reference" else compiled_head
     return LoadedDrafter(
         model=DrafterModel(
-            pair.config, load_weights(pair, weight_format, cache_dir), load_ops(settings.kernels), head.sample_block
+            pair.config, load_weights(pair, weight_format, cache_dir), load_ops(kernels), head.sample_block
         ),
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,

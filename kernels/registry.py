@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Implementation = Literal["auto", "cpu", "reference"]
 
@@ -37,6 +40,24 @@ _FOLDERS = {
     "write_context": "paged_attention",
     "block_attention": "block_attention",
 }
+
+
+def fit_head_dim(implementation: Implementation, head_dim: int) -> Implementation:
+    """The implementation that serves heads of this size: "auto" turns to the reference where the compiled one cannot.
+
+    Raises ValueError, in words, if "cpu" is asked for and cannot.
+    """
+    from kernels.cpu.simd import LANES
+
+    if implementation == "reference" or head_dim % LANES == 0:
+        return implementation
+    if implementation == "cpu":
+        raise ValueError(
+            f"the compiled kernels need a head_dim that is a multiple of {LANES}, not {head_dim}: set kernels to "
+            "reference"
+        )
+    logger.warning("head_dim %d is not a multiple of %d: using the slow reference kernels", head_dim, LANES)
+    return "reference"
 
 
 def load_ops(implementation: Implementation) -> Ops:

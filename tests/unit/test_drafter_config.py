@@ -12,7 +12,7 @@ from drafter_harness import TARGET, VANILLA_DRAFTER, Tensors, make_checkpoint
 from safetensors.numpy import save_file
 
 from drafter_service.config import parse_config
-from drafter_service.loading import load_drafter
+from drafter_service.loading import load_drafter, warm_up
 from drafter_service.pair import check_pair, expected_shapes
 from drafter_service.settings import DrafterSettings
 from service_kit.errors import ConfigurationError
@@ -162,3 +162,19 @@ def test_not_a_number_in_a_weight_is_refused(tmp_path: Path) -> None:
     settings = DrafterSettings(model=str(make_checkpoint(tmp_path / "drafter", {}, poison)), target=str(TARGET))
     with pytest.raises(ConfigurationError, match=r"fc\.weight holds NaN"):
         load_drafter(settings, tmp_path)
+
+
+def test_heads_that_the_compiled_kernels_cannot_run_are_refused_or_run_slowly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def narrow(tensors: Tensors) -> None:
+        for name in [name for name in tensors if "self_attn" in name]:
+            axis = 1 if "o_proj" in name else 0
+            tensors[name] = np.ascontiguousarray(np.split(tensors[name], 2, axis)[0])
+
+    drafter = make_checkpoint(tmp_path / "drafter", {"head_dim": 8}, narrow)
+    with pytest.raises(ConfigurationError, match="multiple of 16, not 8: set kernels to reference"):
+        load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET), kernels="cpu"), tmp_path)
+    model = load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET)), tmp_path).model
+    assert "using the slow reference kernels" in caplog.text
+    warm_up(model)
