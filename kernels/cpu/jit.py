@@ -18,15 +18,15 @@ types: Any = numba.types
 cgutils: Any = numba.core.cgutils
 extending: Any = numba.extending
 _config: Any = numba.config
+_njit: Any = numba.njit
 
 
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 
 
 def _source_digest() -> str:
-    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -43,7 +43,7 @@ _separate_caches()
 
 def compiled(function: Any) -> Any:
     """A function that kernels call. Never fast-math: every rounding stays where it is written."""
-    return numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return _njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def intrinsic(function: Any) -> Any:

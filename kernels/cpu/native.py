@@ -118,7 +118,7 @@ class Kernel:
 
     def compile(self) -> None:
         """Compiles now rather than at the first call, or loads what an earlier process compiled."""
-        assert self._call and self._body_address >= 0
+        _ = self._call, self._body_address
 
     @functools.cached_property
     def _call(self) -> Any:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kernels.cpu.jit import compiled, types
 from kernels.cpu.native import floats, ints
+from kernels.cpu.norm import inverse_rms
 from kernels.cpu.simd import LANES, load_int, load_part, splat, store_part
-from kernels.rms_norm.cpu import inverse_rms
 
 _LOG2_E = math.log2(math.e)
 

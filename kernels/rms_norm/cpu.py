@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from torch import Tensor
 
-from kernels.cpu.jit import compiled, types
+from kernels.cpu.jit import compiled
 from kernels.cpu.native import Kernel, float_argument, floats, int_arguments
-from kernels.cpu.simd import LANES, fma, load_part, splat, store_part, sum_lanes
-
-
-@compiled
-def inverse_rms(base: int, start: int, size: int, eps: float) -> Any:
-    """1 / sqrt(mean of squares + eps) of `size` elements from `start`."""
-    total = splat(0.0)
-    for offset in range(0, size, LANES):
-        part = load_part(base, start + offset, size - offset)
-        total = fma(part, part, total)
-    return types.float32(1.0 / math.sqrt(sum_lanes(total) / size + eps))
+from kernels.cpu.norm import inverse_rms
+from kernels.cpu.simd import LANES, load_part, splat, store_part
 
 
 @compiled
