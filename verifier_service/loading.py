@@ -48,11 +48,7 @@ def load_target(settings: VerifierSettings, cache_dir: Path) -> LoadedTarget:
     """
     threads = settings.threads or available_cores()
     torch.set_num_threads(threads)
-    weight_format: WeightFormat
-    if settings.weight_format == "auto":
-        weight_format = "fp16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
-    else:
-        weight_format = settings.weight_format
+    weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
     checkpoint = Checkpoint(settings.model)
     config = TargetConfig.from_checkpoint(checkpoint)
     kernels = _kernels(settings, config)

@@ -16,7 +16,7 @@ class VerifierSettings(BaseSettings):
     model: str
     """Target checkpoint: a local directory or a hub id."""
     weight_format: Literal["auto", "float32", "fp16"] = "auto"
-    """Format of linear weights; "auto" packs them as fp16 where this CPU's kernels can."""
+    """Format of linear weights; "auto" is fp16, which halves the bytes that every step reads."""
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
     threads: int = Field(default=0, ge=0, le=1024)

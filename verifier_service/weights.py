@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.linear import Linear, WeightFormat, make_linear
 from service_kit.checkpoint import Checkpoint
+from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
 
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -67,6 +68,12 @@ def load_weights(
     ignored = re.compile(f"{_IGNORED.pattern}|lm_head\\.weight") if config.is_tied else _IGNORED
     checkpoint.require_names(names, ignored=ignored)
 
+    def pack(name: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        try:
+            return make_linear(weight, bias, weight_format, cache_dir)
+        except ValueError as error:
+            raise ConfigurationError(f"{checkpoint.name}: {name}: {error}", field="weight_format") from error
+
     def load_layer(index: int) -> LayerWeights:
         def joined(*names: str) -> Tensor | None:
             """Tensors below each other, read straight into place; None where the configuration has none."""
@@ -83,7 +90,7 @@ def load_weights(
             weight = joined(*(f"{name}_proj.weight" for name in projections))
             bias = joined(*(f"{name}_proj.bias" for name in projections))
             assert weight is not None
-            return make_linear(weight, bias, weight_format, cache_dir)
+            return pack(f"layer {index}, {projections[0]}", weight, bias)
 
         def norm(name: str) -> Tensor:
             return checkpoint.read(f"model.layers.{index}.{name}.weight", layer_shapes[f"{name}.weight"])
@@ -106,7 +113,7 @@ def load_weights(
         embedding=embedding,
         layers=tuple(load_layer(index) for index in range(config.num_layers)),
         final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
-        lm_head=make_linear(head, None, weight_format, cache_dir),
+        lm_head=pack("lm_head", head),
     )
     norms = [weights.final_norm, *(norm for layer in weights.layers for norm in (layer.input_norm, layer.q_norm))]
     if all(bool((norm == 1).all()) for norm in norms if norm is not None):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.linear import WeightFormat
 from service_kit.checkpoint import Checkpoint
 from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
@@ -18,14 +19,16 @@ from verifier_service.weights import TargetWeights, load_weights
 GOLDEN = Path(__file__).parents[1] / "golden" / "target"
 
 
-def load_edited(directory: Path, edit: dict[str, torch.Tensor | None]) -> TargetWeights:
+def load_edited(
+    directory: Path, edit: dict[str, torch.Tensor | None], weight_format: WeightFormat = "float32"
+) -> TargetWeights:
     """The golden target with tensors added, replaced or (None) removed."""
     shutil.copy(GOLDEN / "config.json", directory)
     tensors = {**load_file(GOLDEN / "model.safetensors"), **edit}
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, directory / "model.safetensors")
     checkpoint = Checkpoint(str(directory))
-    return load_weights(checkpoint, TargetConfig.from_checkpoint(checkpoint), "float32")
+    return load_weights(checkpoint, TargetConfig.from_checkpoint(checkpoint), weight_format)
 
 
 def test_projections_are_packed_in_order(tmp_path: Path) -> None:
@@ -76,3 +79,10 @@ def test_a_target_whose_norms_are_all_one_is_reported(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         load_edited(tmp_path, {**ones})
     assert "every norm weight is exactly 1" in caplog.text
+
+
+def test_a_weight_too_large_for_its_format_is_named(tmp_path: Path) -> None:
+    large = {"model.layers.1.mlp.up_proj.weight": torch.full((128, 64), 1e5)}
+    load_edited(tmp_path, {**large})
+    with pytest.raises(ConfigurationError, match=r"layer 1, mlp\.gate: .*float32"):
+        load_edited(tmp_path, {**large}, "fp16")
