@@ -65,7 +65,8 @@ class DrafterServiceServicer:
 
     def Attach(self, request, context):
         """Starts a scheduler session (an older session's slots and arenas are dropped) over the verifier's feature ring.
-        Within the same session with a new ring, only the ring is remapped. Idempotent.
+        Within the same session with a new ring, slots and draft K/V stay; the ring is mapped and the arenas of the answer,
+        whose reader is new too, are made anew. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
