@@ -20,6 +20,9 @@ class TransformersPeer:
         """Loads the target."""
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
         self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

@@ -101,18 +101,18 @@ def write_json(path: Path, rows: list[Row], options: dict[str, Any], check: dict
 
 def print_table(console: Console, rows: Sequence[Row], baseline: str) -> None:
     """One line a row."""
-    table = Table(title=f"{cpu_name()}, {available_cores()} cores; medians [p25-p75]; ratio: paired with {baseline}")
+    table = Table(title=f"{cpu_name()}, {available_cores()} cores; medians (p25-p75); ratio: paired with {baseline}")
     columns = ("c", "class", "mode", "tokens/s", "ratio", "ttft ms", "tpot ms", "p95", "accepted", "verified")
     for column in (*columns, "step ms", "draft", "verify", "outside"):
-        table.add_column(column, justify="left" if column in ("class", "mode") else "right")
-    for row in rows:
+        table.add_column(column, justify="left" if column in ("class", "mode") else "right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
         speed, low, high = (row[f"tokens_per_second{suffix}"] for suffix in ("", "_p25", "_p75"))
         share = row.get("outside_models_share")
         table.add_row(
             str(row["concurrency"]),
             row["class"],
             row["mode"],
-            f"{speed:.1f} [{low:.1f}-{high:.1f}]",
+            f"{speed:.1f} ({low:.1f}-{high:.1f})",
             _number(row["speedup"], 2),
             _number(row["ttft_ms_p50"], 0),
             _number(row["tpot_ms_p50"], 1),
@@ -120,7 +120,7 @@ def print_table(console: Console, rows: Sequence[Row], baseline: str) -> None:
             *(_number(row.get(name), 2) for name in ("accepted_length", "verify_length")),
             *(_number(row.get(name), 1) for name in ("step_ms", "draft_ms", "verify_ms")),
             "" if share is None else f"{share:.0%}",
-            end_section=row["mode"] == rows[-1]["mode"],
+            end_section=row["class"] != following["class"],
         )
     console.print(table)
 

@@ -32,6 +32,7 @@ from service_kit.settings import CommonSettings, load_settings
 
 _CHECK_TOKENS = 32
 _MAX_SHOWN = 10
+_FILE_WIDTH = 160
 ONE_PROCESS = "-1p"
 """Suffix of modes measured in a single process."""
 
@@ -74,6 +75,8 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
     Raises ConfigurationError, ServiceDiedError or ServerError.
     """
     console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     prompts = load_prompts(options.prompts, options.limit)
     common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
     pair = choose_models(model, drafter, common, settings)
