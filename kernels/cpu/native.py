@@ -136,19 +136,19 @@ class Kernel:
 
 def floats(tensor: Tensor | None) -> int:
     """Address of a contiguous float32 tensor, 0 for None."""
-    return _address_of(tensor, torch.float32)
+    if tensor is None:
+        return 0
+    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+        raise _wrong_layout(tensor, torch.float32)
+    return tensor.data_ptr()
 
 
 def ints(tensor: Tensor) -> int:
     """Address of a contiguous int32 tensor."""
-    return _address_of(tensor, torch.int32)
+    if tensor.dtype is not torch.int32 or not tensor.is_contiguous():
+        raise _wrong_layout(tensor, torch.int32)
+    return tensor.data_ptr()
 
 
-def _address_of(tensor: Tensor | None, dtype: torch.dtype) -> int:
-    if tensor is None:
-        return 0
-    if tensor.dtype is not dtype or not tensor.is_contiguous():
-        raise ValueError(
-            f"a kernel needs a contiguous {dtype} tensor, got {tensor.dtype} with strides {tensor.stride()}"
-        )
-    return int(tensor.data_ptr())
+def _wrong_layout(tensor: Tensor, dtype: torch.dtype) -> ValueError:
+    return ValueError(f"a kernel needs a contiguous {dtype} tensor, got {tensor.dtype} with strides {tensor.stride()}")

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from kernels.cpu.jit import HAS_AVX512, compiled, types
 from kernels.cpu.native import Kernel, arguments_of, floats, int_arguments, next_item, run_items
-from kernels.cpu.simd import LANES, fma_each, load_as, load_part, splat, store_part
+from kernels.cpu.simd import LANES, fma_each, load_as, load_part, prefetch, splat, store_part
 
 COLUMNS = 2 * LANES
 """Output columns of a block of packed weights [N / COLUMNS, K, COLUMNS]: float16 of one input fill a cache line."""
 _PARALLEL_WORK = 1 << 17
 """Rows times weights above which a second thread pays."""
+_AHEAD = 32
+"""Inputs between the weights that are multiplied and those that are fetched from memory."""
 _ROWS = 8 if HAS_AVX512 else 2  # times 2 · 16 sums, kept in registers
 
 
@@ -34,6 +36,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def _multiply(
     zeros: Any,
     like: Any,
+    width: int,
     x: int,
     row: int,
     num_in: int,
@@ -47,6 +50,10 @@ def _multiply(
     start = block * num_in * COLUMNS
     for element in range(num_in):
         index = row * num_in + element
+        ahead = (start + (element + _AHEAD) * COLUMNS) * width // 4
+        prefetch(weights, ahead)
+        if width == 4:
+            prefetch(weights, ahead + LANES)
         left = fma_each(left, x, index, num_in, load_as(like, weights, start + element * COLUMNS))
         right = fma_each(right, x, index, num_in, load_as(like, weights, start + element * COLUMNS + LANES))
     column = block * COLUMNS
@@ -65,7 +72,7 @@ def _entry(arguments: int) -> None:
 
 
 @compiled
-def _run(like: Any, work: int) -> None:
+def _run(like: Any, width: int, work: int) -> None:
     x, weights, bias, out, num_rows, num_in, num_out = int_arguments(arguments_of(work), 7)
     zero = splat(0.0)
     block = next_item(work)
@@ -75,26 +82,26 @@ def _run(like: Any, work: int) -> None:
             left = num_rows - row
             if left >= 8 and _ROWS >= 8:
                 zeros = (zero, zero, zero, zero, zero, zero, zero, zero)
-                _multiply(zeros, like, x, row, num_in, weights, block, num_out, bias, out)
+                _multiply(zeros, like, width, x, row, num_in, weights, block, num_out, bias, out)
                 row += 8
             elif left >= 4 and _ROWS >= 4:
-                _multiply((zero, zero, zero, zero), like, x, row, num_in, weights, block, num_out, bias, out)
+                _multiply((zero, zero, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
                 row += 4
             elif left >= 2:
-                _multiply((zero, zero), like, x, row, num_in, weights, block, num_out, bias, out)
+                _multiply((zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
                 row += 2
             else:
-                _multiply((zero,), like, x, row, num_in, weights, block, num_out, bias, out)
+                _multiply((zero,), like, width, x, row, num_in, weights, block, num_out, bias, out)
                 row += 1
         block = next_item(work)
 
 
 def _body_float32(work: int) -> None:
-    _run(types.float32(0), work)
+    _run(types.float32(0), 4, work)
 
 
 def _body_float16(work: int) -> None:
-    _run(types.int16(0), work)
+    _run(types.int16(0), 2, work)
 
 
 FLOAT32 = Kernel("7q", _entry, _body_float32)
