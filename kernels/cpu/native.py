@@ -1,9 +1,8 @@
-"""Calls compiled kernels by address, on the calling thread or on torch's own OpenMP threads.
+"""Calls compiled kernels by address.
 
-A kernel has an entry, which one thread runs, and may have a body: the entry calls `run_items`, and every thread in the
-body takes work items from a shared counter until none is left. Items never depend on each other, so a result does not
-depend on the number of threads. Sharing torch's thread pool matters: a second pool on the same cores fights with the
-first one's spinning threads.
+A kernel has an entry, which the calling thread runs, and may have a body: the entry calls `run_items`, and in the body
+the calling thread and the helpers of `kernels.cpu.pool` take work items from a shared counter until none is left. Items
+never depend on each other, so a result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import c_function, cgutils, intrinsic, ir, types
+from kernels.cpu.jit import c_function, cgutils, compiled, intrinsic, ir, types
+from kernels.cpu.pool import pool_of, run_region
 
 _INT64 = ir.IntType(64)
-_HEADER = 3  # body, GOMP_parallel, threads: the arguments of `run_items`
+_HEADER = 2  # body and pool, before a kernel's own arguments
 
 
 def _load(builder: Any, base: Any, position: int, element: Any = _INT64) -> Any:
@@ -51,30 +50,18 @@ def float_argument(typing_context: Any, arguments: Any, position: Any) -> Any:
 
 
 @intrinsic
-def run_items(typing_context: Any, arguments: Any, is_parallel: Any) -> Any:
-    """Runs the kernel's body, on all of torch's threads if that `is_parallel`; returns when every item is done."""
-
+def _header(typing_context: Any, arguments: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arguments, is_parallel = args
-        work = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))  # the counter of items, the arguments
-        builder.store(ir.Constant(ir.ArrayType(_INT64, 2), [0, 0]), work)
-        builder.store(arguments, cgutils.gep_inbounds(builder, work, 0, 1))
-        body, gomp_parallel, threads = (_load(builder, arguments, position) for position in range(_HEADER))
-        work_address = builder.ptrtoint(work, _INT64)
-        several = builder.icmp_signed(">", threads, ir.Constant(_INT64, 1))
-        with builder.if_else(builder.and_(is_parallel, several)) as (fork, alone):
-            with fork:
-                unsigned = ir.IntType(32)
-                kind = ir.FunctionType(ir.VoidType(), [_INT64, _INT64, unsigned, unsigned])
-                count = builder.trunc(threads, unsigned)
-                function = builder.inttoptr(gomp_parallel, kind.as_pointer())
-                builder.call(function, (body, work_address, count, ir.Constant(unsigned, 0)))
-            with alone:
-                function = builder.inttoptr(body, ir.FunctionType(ir.VoidType(), [_INT64]).as_pointer())
-                builder.call(function, (work_address,))
-        return context.get_dummy_value()
+        return cgutils.pack_array(builder, [_load(builder, args[0], position) for position in range(_HEADER)])
 
-    return types.void(types.int64, types.boolean), emit
+    return types.UniTuple(types.int64, _HEADER)(types.int64), emit
+
+
+@compiled
+def run_items(arguments: int, is_parallel: bool) -> None:
+    """In an entry: runs the kernel's body, with helpers if that `is_parallel`; returns when every item is done."""
+    body, pool = _header(arguments)
+    run_region(pool if is_parallel else 0, body, arguments)
 
 
 @intrinsic
@@ -94,18 +81,6 @@ def arguments_of(typing_context: Any, work: Any) -> Any:
     return types.int64(types.int64), lambda context, builder, signature, args: _load(builder, args[0], 1)
 
 
-@functools.cache
-def _gomp_parallel() -> int:
-    """Address of GOMP_parallel in the OpenMP runtime that torch has loaded; 0 if there is none of that kind."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return 0
-    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line}
-    own = sorted(path for path in paths if "torch" in path) or sorted(paths)
-    return ctypes.cast(ctypes.CDLL(own[0]).GOMP_parallel, ctypes.c_void_p).value or 0 if own else 0
-
-
 class Kernel:
     """A compiled entry, its body if it has one, and the layout of the arguments.
 
@@ -114,7 +89,7 @@ class Kernel:
 
     def __init__(self, layout: str, entry: Callable[[int], None], body: Callable[[int], None] | None = None) -> None:
         self._entry, self._body = entry, body
-        self._pack = struct.Struct("=3q" + layout).pack
+        self._pack = struct.Struct(f"={_HEADER}q" + layout).pack
 
     def compile(self) -> None:
         """Compiles now rather than at the first call, or loads what an earlier process compiled."""
@@ -129,9 +104,13 @@ class Kernel:
         return 0 if self._body is None else c_function(self._body)
 
     def __call__(self, *arguments: float) -> None:
-        """Runs the kernel. The GIL is released meanwhile."""
-        threads = torch.get_num_threads() if self._body is not None and _gomp_parallel() else 1
-        self._call(self._pack(self._body_address, _gomp_parallel(), threads, *arguments))
+        """Runs the kernel on as many threads as torch has. The GIL is released meanwhile."""
+        pool = 0
+        if self._body is not None and (num_helpers := torch.get_num_threads() - 1):
+            helpers = pool_of(num_helpers)
+            helpers.wake()
+            pool = helpers.address
+        self._call(self._pack(self._body_address, pool, *arguments))
 
 
 def floats(tensor: Tensor | None) -> int:

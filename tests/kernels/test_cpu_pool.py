@@ -1,0 +1,35 @@
+"""Helper threads of the compiled kernels: same bits from any thread at once, and no thread needed to make progress."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kernels.cpu import pool
+from kernels.linear import make_linear
+
+
+def test_callers_at_once_get_what_each_gets_alone() -> None:
+    """In one process both engines' threads call kernels; one of them has the helpers, the other works alone."""
+    linear = make_linear(torch.randn(1500, 200), None, "fp16")
+    inputs = [torch.randn(1 + number % 5, 200) for number in range(40)]
+    expected = [linear(x) for x in inputs]
+    with ThreadPoolExecutor(3) as callers:
+        results = list(callers.map(linear, inputs * 10))
+    assert all(torch.equal(result, expected[number % 40]) for number, result in enumerate(results))
+
+
+def test_kernels_finish_without_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers that never wake are not waited for."""
+    monkeypatch.setattr(pool.Pool, "wake", lambda self: None)
+    linear, x = make_linear(torch.randn(1500, 200), None, "fp16"), torch.randn(3, 200)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(7)  # a pool of a size that no other test has woken
+        alone = linear(x)
+        torch.set_num_threads(1)
+        assert torch.equal(linear(x), alone)
+    finally:
+        torch.set_num_threads(threads)
