@@ -51,10 +51,14 @@ class ServiceProcess:
         except OSError:
             return []
 
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        self._process.terminate()
+
     def stop(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """SIGTERM, then SIGKILL to the whole group after `timeout_s` or once hurried. Returns when it is gone."""
         if self.exit_code is None:
-            self._process.terminate()
+            self.terminate()
             deadline = time.monotonic() + timeout_s
             while self.exit_code is None and time.monotonic() < deadline and not is_hurried():
                 time.sleep(_POLL_S)

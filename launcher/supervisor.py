@@ -129,11 +129,14 @@ class Supervisor:
 
     def stop(self, request: StopRequest | None = None) -> None:
         """Stops gateway, scheduler, executors in this order, each in bounded time; at once after a second signal."""
-        for name in _STOP_ORDER:
-            if name in self.processes:
-                # One that is still loading has nothing to drain and may not listen to signals yet.
-                timeout_s = self._settings.stop_timeout_s if name in self._ready else _LOADING_STOP_S
-                self.processes[name].stop(timeout_s, lambda: request is not None and request.count > 1)
+        # One that is still loading has nothing to drain and may not listen to signals yet: all of those at once.
+        loading = [process for name, process in self.processes.items() if name not in self._ready]
+        for process in loading:
+            process.terminate()
+        loading_deadline = time.monotonic() + _LOADING_STOP_S
+        for process in sorted(self.processes.values(), key=lambda process: _STOP_ORDER.index(process.name)):
+            timeout_s = loading_deadline - time.monotonic() if process in loading else self._settings.stop_timeout_s
+            process.stop(timeout_s, lambda: request is not None and request.count > 1)
 
     def _report(self, name: str) -> str:
         process = self.processes[name]

@@ -113,6 +113,7 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 def test_a_second_signal_ends_the_wait(tmp_path: Path) -> None:
     supervisor = _supervisor(tmp_path, _plan("scheduler", "ignore"), stop_timeout_s=600)
     supervisor.start()
+    supervisor._ready.add("scheduler")  # one that loads is not waited for anyway
     process = supervisor.processes["scheduler"]
     _wait_for(lambda: bool(process.last_lines()), "it runs")
     request = StopRequest()
