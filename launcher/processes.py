@@ -21,6 +21,7 @@ class ServiceProcess:
     def __init__(self, name: str, module: str, environment: Mapping[str, str], run_dir: Path, log_path: Path) -> None:
         """Starts `python -m module`. `environment` is all that the child sees."""
         self.name, self.log_path = name, log_path
+        self._is_told = False
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -52,16 +53,16 @@ class ServiceProcess:
             return []
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting."""
-        self._process.terminate()
+        """SIGTERM, once, without waiting. A second one would mean haste to the service."""
+        if not self._is_told:
+            self._is_told = True
+            self._process.terminate()
 
-    def stop(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """SIGTERM, then SIGKILL to the whole group after `timeout_s` or once hurried. Returns when it is gone."""
-        if self.exit_code is None:
-            self.terminate()
-            deadline = time.monotonic() + timeout_s
-            while self.exit_code is None and time.monotonic() < deadline and not is_hurried():
-                time.sleep(_POLL_S)
+    def wait_or_kill(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Waits for its end after `terminate`; SIGKILL to its group after `timeout_s` or once hurried."""
+        deadline = time.monotonic() + timeout_s
+        while self.exit_code is None and time.monotonic() < deadline and not is_hurried():
+            time.sleep(_POLL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # also what the service itself may have started
         self._process.wait()

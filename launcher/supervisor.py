@@ -21,7 +21,7 @@ from launcher.services import ServicePlan
 from launcher.settings import LauncherSettings, inherited_environment
 from service_kit.rpc import open_channel, socket_address
 
-_STOP_ORDER = ("server", "gateway", "scheduler", "drafter", "verifier")
+_STOP_ORDER = (("server",), ("gateway",), ("scheduler",), ("drafter", "verifier"))
 _POLL_S = 0.1
 _LOADING_STOP_S = 1.0
 
@@ -121,7 +121,7 @@ class Supervisor:
 
     def check_alive(self) -> None:
         """Raises ServiceDiedError if a service has ended, naming the one that others wait for first."""
-        for name in reversed(_STOP_ORDER):
+        for name in (name for names in reversed(_STOP_ORDER) for name in names):
             process = self.processes.get(name)
             if process is not None and (code := process.exit_code) is not None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -134,9 +134,13 @@ class Supervisor:
         for process in loading:
             process.terminate()
         loading_deadline = time.monotonic() + _LOADING_STOP_S
-        for process in sorted(self.processes.values(), key=lambda process: _STOP_ORDER.index(process.name)):
-            timeout_s = loading_deadline - time.monotonic() if process in loading else self._settings.stop_timeout_s
-            process.stop(timeout_s, lambda: request is not None and request.count > 1)
+        for names in _STOP_ORDER:
+            together = [self.processes[name] for name in names if name in self.processes]
+            for process in together:
+                process.terminate()
+            for process in together:
+                timeout_s = loading_deadline - time.monotonic() if process in loading else self._settings.stop_timeout_s
+                process.wait_or_kill(timeout_s, lambda: request is not None and request.count > 1)
 
     def _report(self, name: str) -> str:
         process = self.processes[name]

@@ -88,14 +88,16 @@ def test_stop_ends_gateway_first_and_executors_last(tmp_path: Path, monkeypatch:
     supervisor = _supervisor(tmp_path, *(_plan(name, "serve") for name in names))
     supervisor.start()
     pids = {name: supervisor.processes[name].pid for name in names}
+    supervisor._ready.update(names)  # as after a start; services that still load are told all at once
     stopped: list[str] = []
-    stop = ServiceProcess.stop
+    wait_or_kill = ServiceProcess.wait_or_kill
 
-    def recording_stop(process: ServiceProcess, *args: Any) -> None:
+    def recording_wait(process: ServiceProcess, *args: Any) -> None:
+        assert not stopped or supervisor.processes[stopped[-1]].exit_code is not None
         stopped.append(process.name)
-        stop(process, *args)
+        wait_or_kill(process, *args)
 
-    monkeypatch.setattr(ServiceProcess, "stop", recording_stop)
+    monkeypatch.setattr(ServiceProcess, "wait_or_kill", recording_wait)
     supervisor.stop()
     assert stopped == ["gateway", "scheduler", "drafter", "verifier"]
     assert not any(_is_running(pid) for pid in pids.values())
