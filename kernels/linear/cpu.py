@@ -21,7 +21,7 @@ _PARALLEL_WORK = 1 << 17
 """Rows times weights above which a second thread pays."""
 _AHEAD = 32
 """Inputs between the weights that are multiplied and those that are fetched from memory."""
-_ROWS = 8 if HAS_AVX512 else 2  # times 2 · 16 sums, kept in registers
+_ROWS = 8 if HAS_AVX512 else 4  # times 2 · 16 sums, kept in registers
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
