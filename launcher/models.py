@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from service_kit.errors import ConfigurationError
 from service_kit.settings import CommonSettings
 
 _EMBEDDED_DRAFTER = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m-dspark"
+_CHECKER = Path(__file__).resolve().parent.parent / "drafter_service"
 
 
 class ModelPair(NamedTuple):
@@ -49,15 +51,30 @@ def choose_models(
             )
             return ModelPair(target, served_name, None, note)
     drafter_dir = _EMBEDDED_DRAFTER if drafter is None else resolve_directory(drafter)
+    _check_once(drafter_dir, target, common.cache_dir / "checked-pair")
+    return ModelPair(target, served_name, drafter_dir, "")
+
+
+def _check_once(drafter: Path, target: Path, record: Path) -> None:
+    """Checks that the drafter fits, unless these very files passed last time: the check's imports take seconds.
+
+    Skipping is safe, as the drafter service checks again when it loads. Raises ConfigurationError.
+    """
+    files = [file for folder in (drafter, target, _CHECKER) for file in sorted(folder.iterdir()) if file.is_file()]
+    state = "".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}\n" for file in files)
+    signature = hashlib.sha256(state.encode()).hexdigest()
+    if record.is_file() and record.read_text() == signature:
+        return
     from drafter_service.pair import check_pair
 
     try:
-        check_pair(drafter_dir, target)
+        check_pair(drafter, target)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error.message} (drafter {drafter_dir}): choose another --drafter, or --drafter none", field="drafter"
+            f"{error.message} (drafter {drafter}): choose another --drafter, or --drafter none", field="drafter"
         ) from error
-    return ModelPair(target, served_name, drafter_dir, "")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(signature)
 
 
 def _served_name(model: str) -> str:

@@ -56,6 +56,17 @@ def test_a_fitting_drafter_is_taken(common: CommonSettings) -> None:
     assert _choose(str(_TARGET), str(_DRAFTER), common) == (_TARGET, "target", _DRAFTER, "")
 
 
+def test_a_pair_is_checked_again_once_a_file_changes(tmp_path: Path, common: CommonSettings) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(_DRAFTER, drafter)
+    for _ in range(2):
+        assert _choose(str(_TARGET), str(drafter), common).drafter == drafter
+    with (drafter / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1000)
+    with pytest.raises(ConfigurationError, match="safetensors"):
+        _choose(str(_TARGET), str(drafter), common)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
