@@ -17,9 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.cpu.native import num_threads
 from kernels.linear import Linear, make_linear
-from kernels.registry import Ops, load_ops
-from service_kit.cpu import cpu_name
+from kernels.registry import Ops, load_ops, use_threads
+from service_kit.cpu import available_cores, cpu_name
 
 PAGE_SIZE = 16
 
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--context", default="128,512")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
+    use_threads(available_cores())
     shape, ops = Shape(), load_ops("cpu")
     contexts = [int(context) for context in options.context.split(",")]
     num_pages = max(contexts) // PAGE_SIZE
@@ -175,7 +177,7 @@ def main() -> None:
     weight_bytes = sum(linear.weight_bytes for layer in layers for linear in layer[:4])
     bandwidth = read_bandwidth()
     capability = torch.backends.cpu.get_cpu_capability()
-    print(f"{cpu_name()}, {torch.get_num_threads()} threads, {capability}, torch {torch.__version__}")
+    print(f"{cpu_name()}, {num_threads()} threads, {capability}, torch {torch.__version__}")
     print(f"memory {bandwidth / 1e9:.1f} GB/s; linears of {options.layers} layers {weight_bytes / 1e6:.0f} MB,")
     print(f"floor {weight_bytes / bandwidth * 1e3:.1f} ms. Milliseconds of all layers:")
     columns = ("norms", "silu", "attention", "linears", "step", "lm_head")

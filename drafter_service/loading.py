@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from drafter_service.weights import load_weights
 from kernels.linear import WeightFormat
 from kernels.markov_sample import cpu as compiled_head
 from kernels.markov_sample import reference as reference_head
-from kernels.registry import fit_head_dim, load_ops
+from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.sampling import Regime, SlotSampling
 from service_kit.cpu import available_cores, cpu_name
 from service_kit.errors import ConfigurationError
@@ -34,28 +33,22 @@ class LoadedDrafter:
     """In words, with CPU capability and threads."""
 
 
-def load_drafter(settings: DrafterSettings, cache_dir: Path) -> LoadedDrafter:
+def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     """Loads the drafter. Call it on the thread that will run it: torch's thread count belongs to the caller's thread.
 
     Raises ConfigurationError, in words, for anything that cannot be served.
     """
     pair = check_pair(settings.model, settings.target)
     threads = settings.threads or available_cores()
-    torch.set_num_threads(threads)
-    weight_format: WeightFormat
-    if settings.weight_format == "auto":
-        weight_format = "fp16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
-    else:
-        weight_format = settings.weight_format
+    use_threads(threads)
+    weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
     try:
         kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
     except ValueError as error:
         raise ConfigurationError(f"drafter: {error}", field="kernels") from error
     head = reference_head if settings.kernels == "reference" else compiled_head
     return LoadedDrafter(
-        model=DrafterModel(
-            pair.config, load_weights(pair, weight_format, cache_dir), load_ops(kernels), head.sample_block
-        ),
+        model=DrafterModel(pair.config, load_weights(pair, weight_format), load_ops(kernels), head.sample_block),
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,
         weight_format=weight_format,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc
@@ -61,11 +60,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._engine.close()
 
 
-def load_servicer(settings: DrafterSettings, cache_dir: Path, thread: EngineThread) -> DrafterServicer:
+def load_servicer(settings: DrafterSettings, thread: EngineThread) -> DrafterServicer:
     """Loads and warms up a drafter on `thread`. Raises ConfigurationError for anything that cannot be served."""
 
     def load() -> LoadedDrafter:
-        drafter = load_drafter(settings, cache_dir)
+        drafter = load_drafter(settings)
         warm_up(drafter.model)
         return drafter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +50,9 @@ class DrafterWeights:
 class _Reader:
     """Reads tensors of the drafter by name, in the shapes its configuration asks for."""
 
-    def __init__(self, pair: Pair, weight_format: WeightFormat, cache_dir: Path) -> None:
+    def __init__(self, pair: Pair, weight_format: WeightFormat) -> None:
         self._checkpoint, self._shapes = pair.drafter, expected_shapes(pair.config)
         self._format: WeightFormat = weight_format
-        self._cache_dir = cache_dir
 
     def tensor(self, name: str) -> Tensor:
         return self._checkpoint.read(name, self._shapes[name])
@@ -73,15 +71,15 @@ class _Reader:
 
     def linear(self, *names: str) -> Linear:
         """One packed linear layer for all `names`."""
-        return make_linear(*self.stacked(*names), self._format, self._cache_dir)
+        return make_linear(*self.stacked(*names), self._format)
 
 
-def load_weights(pair: Pair, weight_format: WeightFormat, cache_dir: Path) -> DrafterWeights:
-    """Reads and packs a checked pair; `cache_dir` as `kernels.linear` uses it.
+def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
+    """Reads and packs a checked pair.
 
     Raises ConfigurationError naming a tensor that is corrupt.
     """
-    config, read = pair.config, _Reader(pair, weight_format, cache_dir)
+    config, read = pair.config, _Reader(pair, weight_format)
     draft_to_target = _draft_to_target(pair)
     embedding_checkpoint, embedding_name = pair.embedding_source
     embedding = embedding_checkpoint.read(embedding_name, (config.vocab_size, config.hidden_size))
@@ -93,7 +91,7 @@ def load_weights(pair: Pair, weight_format: WeightFormat, cache_dir: Path) -> Dr
         context_kv=read.linear(*kv_names),
         layers=tuple(_layer(read, i, window) for i, window in enumerate(config.windows)),
         final_norm=read.tensor("norm.weight"),
-        lm_head=make_linear(_lm_head_rows(pair, draft_to_target), None, weight_format, cache_dir),
+        lm_head=make_linear(_lm_head_rows(pair, draft_to_target), None, weight_format),
         markov=_markov(read, config),
         confidence=_confidence(read, config),
         draft_to_target=draft_to_target,

@@ -42,6 +42,20 @@ _FOLDERS = {
 }
 
 
+def use_threads(count: int) -> None:
+    """Runs the compiled kernels on `count` threads, and torch's own operations on the thread that calls them.
+
+    Two pools on the same cores would take them from each other: idle OpenMP threads poll before they sleep.
+    Call it on the thread that runs the engine: torch's count belongs to the calling thread.
+    """
+    import torch
+
+    from kernels.cpu.native import set_num_threads
+
+    set_num_threads(count)
+    torch.set_num_threads(1)
+
+
 def fit_head_dim(implementation: Implementation, head_dim: int) -> Implementation:
     """The implementation that serves heads of this size: "auto" turns to the reference where the compiled one cannot.
 

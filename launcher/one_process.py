@@ -33,11 +33,11 @@ from verifier_service.settings import VerifierSettings
 
 def _load(common: CommonSettings, settings: SchedulerSettings, engine: EngineThread) -> Scheduler:
     """Loads both executors and a scheduler over them. Raises ConfigurationError."""
-    verifier = verifier_service.server.load_servicer(load_settings(VerifierSettings), common.cache_dir, engine)
+    verifier = verifier_service.server.load_servicer(load_settings(VerifierSettings), engine)
     drafter = None
     if settings.verify_mode != "off":
         drafter_settings = load_settings(DrafterSettings)
-        drafter = InProcessTransport(drafter_service.server.load_servicer(drafter_settings, common.cache_dir, engine))
+        drafter = InProcessTransport(drafter_service.server.load_servicer(drafter_settings, engine))
     return build_scheduler(settings, InProcessTransport(verifier), drafter)
 
 

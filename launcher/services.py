@@ -9,7 +9,6 @@ from typing import NamedTuple
 from launcher.models import ModelPair
 from launcher.settings import LauncherSettings
 from scheduler_service.settings import SchedulerSettings
-from service_kit.cpu import available_cores
 from service_kit.settings import CommonSettings, load_settings
 
 
@@ -81,7 +80,7 @@ def plan_services(
     )
     verifier = {"DSPARK_VERIFIER_MODEL": str(pair.target)}
     drafter = {"DSPARK_DRAFTER_MODEL": str(pair.drafter), "DSPARK_DRAFTER_TARGET": str(pair.target)}
-    tensor = executor_environment(common, settings)
+    tensor = executor_environment(common)
     has_drafter = verify_mode != "off"
     if options.in_process:
         everything = {**shared, **tensor, **verifier, **(drafter if has_drafter else {}), **scheduler, **gateway}
@@ -102,11 +101,10 @@ def kernel_cache(common: CommonSettings) -> Path:
     return common.cache_dir / "numba"
 
 
-def executor_environment(common: CommonSettings, settings: LauncherSettings) -> dict[str, str]:
-    """Thread settings of processes that compute. Executors alternate, so each takes every core and waits politely."""
+def executor_environment(common: CommonSettings) -> dict[str, str]:
+    """Of processes that compute."""
     return {
-        "OMP_NUM_THREADS": str(available_cores()),
-        "GOMP_SPINCOUNT": str(settings.spin_count),
+        "OMP_NUM_THREADS": "1",  # the kernels have their own threads
         "NUMBA_CACHE_DIR": str(kernel_cache(common)),
         "TOKENIZERS_PARALLELISM": "false",
     }

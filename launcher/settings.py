@@ -20,9 +20,6 @@ class LauncherSettings(BaseSettings):
     """Longest wait for the services to become ready, in seconds."""
     stop_timeout_s: float = Field(default=35.0, gt=0)
     """Longest wait for each service to end after SIGTERM before it is killed, in seconds: their drain time and more."""
-    spin_count: int = Field(default=20_000, ge=0)
-    """GOMP_SPINCOUNT of the executors: how often an idle OpenMP thread polls before it sleeps. 0 slows small forwards,
-    unbounded spinning takes the cores from the other executor."""
     api_key: SecretStr | None = None
     """API key that `dspark chat` sends."""
     keep_logs: int = Field(default=20, ge=1)

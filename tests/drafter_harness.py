@@ -47,7 +47,6 @@ class DrafterHarness:
         drafter: Path,
         target: Path,
         *,
-        cache_dir: Path,
         num_slots: int = 4,
         num_pages: int = 16,
         max_model_len: int = 128,
@@ -59,7 +58,7 @@ class DrafterHarness:
         settings = DrafterSettings(
             model=str(drafter), target=str(target), weight_format=weight_format, kernels=kernels, threads=1
         )
-        loaded = self.thread.submit(lambda: load_drafter(settings, cache_dir)).result()
+        loaded = self.thread.submit(lambda: load_drafter(settings)).result()
         self.model = loaded.model
         self.servicer = DrafterServicer(DrafterEngine(loaded, self.thread))
         self.sizes = {"num_slots": num_slots, "num_pages": num_pages, "max_model_len": max_model_len}

@@ -37,7 +37,7 @@ def run(common: CommonSettings, settings: VerifierSettings) -> None:
 
     started = time.monotonic()
     thread = EngineThread("verifier-engine")
-    servicer = load_servicer(settings, common.cache_dir, thread)
+    servicer = load_servicer(settings, thread)
     address = socket_address(common.run_dir, "verifier")
     server, health = sync_server(
         SERVICE_NAME,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from kernels.cpu.simd import LANES
 from kernels.linear import WeightFormat
-from kernels.registry import Implementation, load_ops
+from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.rejection_sample import RowOutcome
 from kernels.rejection_sample import cpu as compiled_sampling
 from kernels.rejection_sample import reference as reference_sampling
@@ -41,36 +39,26 @@ class LoadedTarget:
     """In words, with CPU capability and threads."""
 
 
-def load_target(settings: VerifierSettings, cache_dir: Path) -> LoadedTarget:
+def load_target(settings: VerifierSettings) -> LoadedTarget:
     """Loads the target. Call it on the thread that will run it: torch's thread count belongs to the caller's thread.
 
     Raises ConfigurationError, in words, for anything that cannot be served.
     """
     threads = settings.threads or available_cores()
-    torch.set_num_threads(threads)
+    use_threads(threads)
     weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
     checkpoint = Checkpoint(settings.model)
     config = TargetConfig.from_checkpoint(checkpoint)
-    kernels = _kernels(settings, config)
+    try:
+        kernels = fit_head_dim(settings.kernels, config.head_dim)
+    except ValueError as error:
+        raise ConfigurationError(f"{settings.model}: {error}", field="kernels") from error
     sampling = reference_sampling if settings.kernels == "reference" else compiled_sampling
     return LoadedTarget(
-        model=TargetModel(config, load_weights(checkpoint, config, weight_format, cache_dir), load_ops(kernels)),
+        model=TargetModel(config, load_weights(checkpoint, config, weight_format), load_ops(kernels)),
         accept_row=sampling.accept_row,
         name=settings.model,
         fingerprint=checkpoint.fingerprint,
         weight_format=weight_format,
         device=f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads",
     )
-
-
-def _kernels(settings: VerifierSettings, config: TargetConfig) -> Implementation:
-    if config.head_dim % LANES == 0 or settings.kernels == "reference":
-        return settings.kernels
-    if settings.kernels == "cpu":
-        raise ConfigurationError(
-            f"the compiled kernels need a head_dim that is a multiple of {LANES}, not {config.head_dim}: "
-            "set kernels to reference",
-            field="kernels",
-        )
-    logger.warning("head_dim %d is not a multiple of %d: using the slow reference kernels", config.head_dim, LANES)
-    return "reference"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from dspark.v1 import verifier_pb2, verifier_pb2_grpc
@@ -60,12 +59,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._engine.close()
 
 
-def load_servicer(settings: VerifierSettings, cache_dir: Path, thread: EngineThread) -> VerifierServicer:
+def load_servicer(settings: VerifierSettings, thread: EngineThread) -> VerifierServicer:
     """Loads and warms the target on `thread`, which the caller keeps and stops.
 
     Raises ConfigurationError, in words, for a checkpoint that cannot be served.
     """
-    target = thread.submit(lambda: load_target(settings, cache_dir)).result()
+    target = thread.submit(lambda: load_target(settings)).result()
     engine = VerifierEngine(target, thread)
     engine.warm_up()
     return VerifierServicer(engine)

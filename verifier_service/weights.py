@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -57,9 +56,7 @@ class TargetWeights:
         return max(linear.padded_rows(num_rows) for linear in self.linears)
 
 
-def load_weights(
-    checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat, cache_dir: Path | None = None
-) -> TargetWeights:
+def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat) -> TargetWeights:
     """Loads and packs all weights. Raises ConfigurationError naming tensors that are missing, unexpected or bad."""
     layer_shapes = _layer_shapes(config)
     names = ["model.embed_tokens.weight", "model.norm.weight", *([] if config.is_tied else ["lm_head.weight"])]
@@ -70,7 +67,7 @@ def load_weights(
 
     def pack(name: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
         try:
-            return make_linear(weight, bias, weight_format, cache_dir)
+            return make_linear(weight, bias, weight_format)
         except ValueError as error:
             raise ConfigurationError(f"{checkpoint.name}: {name}: {error}", field="weight_format") from error
 

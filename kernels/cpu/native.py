@@ -21,6 +21,18 @@ from kernels.cpu.pool import pool_of, run_region
 
 _INT64 = ir.IntType(64)
 _HEADER = 2  # body and pool, before a kernel's own arguments
+_num_helpers = 0
+
+
+def num_threads() -> int:
+    """Threads that a kernel runs on."""
+    return _num_helpers + 1
+
+
+def set_num_threads(count: int) -> None:
+    """Sets the threads of the compiled kernels, in the whole process; 1 until it is called."""
+    global _num_helpers
+    _num_helpers = count - 1
 
 
 def _load(builder: Any, base: Any, position: int, element: Any = _INT64) -> Any:
@@ -104,10 +116,10 @@ class Kernel:
         return 0 if self._body is None else c_function(self._body)
 
     def __call__(self, *arguments: float) -> None:
-        """Runs the kernel on as many threads as torch has. The GIL is released meanwhile."""
+        """Runs the kernel on `num_threads()` threads. The GIL is released meanwhile."""
         pool = 0
-        if self._body is not None and (num_helpers := torch.get_num_threads() - 1):
-            helpers = pool_of(num_helpers)
+        if self._body is not None and _num_helpers:
+            helpers = pool_of(_num_helpers)
             helpers.wake()
             pool = helpers.address
         self._call(self._pack(self._body_address, pool, *arguments))

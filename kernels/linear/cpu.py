@@ -66,6 +66,33 @@ def _multiply(
                 store_part(out, (row + query) * num_out + column + part * LANES, count, sums[query] + added)
 
 
+@compiled
+def _multiply_many(
+    zero: Any,
+    count: int,
+    like: Any,
+    width: int,
+    x: int,
+    row: int,
+    num_in: int,
+    weights: int,
+    block: int,
+    num_out: int,
+    bias: int,
+    out: int,
+) -> None:
+    """5 to 8 rows: apart, since only CPUs with AVX-512 have the registers, so that others do not compile it."""
+    five = (zero, zero, zero, zero, zero)
+    if count == 5:
+        _multiply(five, like, width, x, row, num_in, weights, block, num_out, bias, out)
+    elif count == 6:
+        _multiply((*five, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+    elif count == 7:
+        _multiply((*five, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+    else:
+        _multiply((*five, zero, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+
+
 def _entry(arguments: int) -> None:
     _, _, _, _, num_rows, num_in, num_out = int_arguments(arguments, 7)
     run_items(arguments, num_rows * num_in * num_out > _PARALLEL_WORK)
@@ -79,20 +106,19 @@ def _run(like: Any, width: int, work: int) -> None:
     while block * COLUMNS < num_out:
         row = 0
         while row < num_rows:
-            left = num_rows - row
-            if left >= 8 and _ROWS >= 8:
-                zeros = (zero, zero, zero, zero, zero, zero, zero, zero)
-                _multiply(zeros, like, width, x, row, num_in, weights, block, num_out, bias, out)
-                row += 8
-            elif left >= 4 and _ROWS >= 4:
-                _multiply((zero, zero, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
-                row += 4
-            elif left >= 2:
-                _multiply((zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
-                row += 2
-            else:
+            # As many rows as are left, at most _ROWS: each pass reads the block's weights once.
+            left = min(num_rows - row, _ROWS)
+            if left == 1:
                 _multiply((zero,), like, width, x, row, num_in, weights, block, num_out, bias, out)
-                row += 1
+            elif left == 2:
+                _multiply((zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+            elif left == 3:
+                _multiply((zero, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+            elif left == 4:
+                _multiply((zero, zero, zero, zero), like, width, x, row, num_in, weights, block, num_out, bias, out)
+            elif _ROWS > 4:
+                _multiply_many(zero, left, like, width, x, row, num_in, weights, block, num_out, bias, out)
+            row += left
         block = next_item(work)
 
 

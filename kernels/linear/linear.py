@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -41,8 +40,6 @@ class Linear:
         return num_rows
 
 
-def make_linear(
-    weight: Tensor, bias: Tensor | None, weight_format: WeightFormat, cache_dir: Path | None = None
-) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None, weight_format: WeightFormat) -> Linear:
     """Packs weight [N, K] and bias [N]. Raises ValueError if a weight does not fit the format."""
     return Linear(weight, bias, weight_format)

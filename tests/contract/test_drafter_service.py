@@ -25,7 +25,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
     started: list[DrafterHarness] = []
 
     def run(drafter: Path = VANILLA_DRAFTER, **arguments: Any) -> DrafterHarness:
-        started.append(DrafterHarness(drafter, TARGET, cache_dir=tmp_path, **arguments))
+        started.append(DrafterHarness(drafter, TARGET, **arguments))
         return started[-1]
 
     yield run

@@ -34,7 +34,7 @@ TIMEOUT_S = 30.0
 def servicer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierServicer]:
     thread = EngineThread("test-verifier")
     settings = VerifierSettings(model=str(GOLDEN), weight_format="float32", kernels="reference", threads=1)
-    servicer = load_servicer(settings, tmp_path_factory.mktemp("cache"), thread)
+    servicer = load_servicer(settings, thread)
     yield servicer
     servicer.close()
     thread.stop()

@@ -54,9 +54,7 @@ def test_the_target_accepts_its_drafts(
 ) -> None:
     ids, features, prompt_len = answer
     committed = []
-    with DrafterHarness(
-        DRAFTER, target_dir, cache_dir=tmp_path, max_model_len=256, ring_rows=256, weight_format=weight_format
-    ) as harness:
+    with DrafterHarness(DRAFTER, target_dir, max_model_len=256, ring_rows=256, weight_format=weight_format) as harness:
         harness.admit(0, Regime.GREEDY, pages=list(range(16)))
         harness.write_features(0, 0, features, step_id=1)
         ingested, anchor = 0, prompt_len  # the first answer token

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.cpu import pool
+from kernels.cpu import native, pool
 from kernels.linear import make_linear
 
 
@@ -25,11 +25,11 @@ def test_kernels_finish_without_helpers(monkeypatch: pytest.MonkeyPatch) -> None
     """Helpers that never wake are not waited for."""
     monkeypatch.setattr(pool.Pool, "wake", lambda self: None)
     linear, x = make_linear(torch.randn(1500, 200), None, "fp16"), torch.randn(3, 200)
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
-        torch.set_num_threads(7)  # a pool of a size that no other test has woken
+        native.set_num_threads(7)  # a pool of a size that no other test has woken
         alone = linear(x)
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
         assert torch.equal(linear(x), alone)
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)

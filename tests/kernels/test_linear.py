@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.cpu import native
 from kernels.linear import WeightFormat, make_linear
 
 SHAPES = [(1, 1), (63, 100), (100, 63), (960, 576), (1000, 1537)]
@@ -40,14 +41,14 @@ def test_rows_are_exact_at_any_count_and_place(weight_format: WeightFormat, seed
 
 def test_threads_do_not_change_bits() -> None:
     linear, x = make_linear(torch.randn(2000, 300), None, "fp16"), torch.randn(5, 300)
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
         expected = linear(x)
-        torch.set_num_threads(2)
+        native.set_num_threads(2)
         assert torch.equal(linear(x), expected)
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
 
 
 def test_rows_may_be_a_view() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu import native
 from kernels.paged_attention import cpu, reference
 from tests.kernels.attention_cases import CASES, Case, Store, int32, make_store, unwritten
 
@@ -73,14 +74,14 @@ def test_threads_do_not_change_bits() -> None:
     case = Case()
     qkv = torch.randn(150, case.width)
     rows = (qkv, torch.arange(150, dtype=torch.int32), torch.zeros(150, dtype=torch.int32))
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     results = []
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            native.set_num_threads(count)
             results.append(attend(case, make_store(case), *rows))
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
     assert all(torch.equal(result, results[0]) for result in results)
 
 

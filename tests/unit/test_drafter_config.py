@@ -152,7 +152,7 @@ def test_a_draft_vocabulary_outside_the_targets_is_refused(tmp_path: Path, offse
     drafter = make_checkpoint(tmp_path / "drafter", {"draft_vocab_size": 128}, reduce)
     settings = DrafterSettings(model=str(drafter), target=str(TARGET))
     with pytest.raises(ConfigurationError, match=message):
-        load_drafter(settings, tmp_path)
+        load_drafter(settings)
 
 
 def test_not_a_number_in_a_weight_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_not_a_number_in_a_weight_is_refused(tmp_path: Path) -> None:
 
     settings = DrafterSettings(model=str(make_checkpoint(tmp_path / "drafter", {}, poison)), target=str(TARGET))
     with pytest.raises(ConfigurationError, match=r"fc\.weight holds NaN"):
-        load_drafter(settings, tmp_path)
+        load_drafter(settings)
 
 
 def test_heads_that_the_compiled_kernels_cannot_run_are_refused_or_run_slowly(
@@ -174,7 +174,7 @@ def test_heads_that_the_compiled_kernels_cannot_run_are_refused_or_run_slowly(
 
     drafter = make_checkpoint(tmp_path / "drafter", {"head_dim": 8}, narrow)
     with pytest.raises(ConfigurationError, match="multiple of 16, not 8: set kernels to reference"):
-        load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET), kernels="cpu"), tmp_path)
-    model = load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET)), tmp_path).model
+        load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET), kernels="cpu"))
+    model = load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET))).model
     assert "using the slow reference kernels" in caplog.text
     warm_up(model)

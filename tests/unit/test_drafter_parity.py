@@ -33,7 +33,7 @@ def drafter_dir(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(params=["reference", "cpu"])
 def harness(request: pytest.FixtureRequest, drafter_dir: Path, tmp_path: Path) -> Iterator[DrafterHarness]:
-    with DrafterHarness(drafter_dir, TARGET, cache_dir=tmp_path, kernels=request.param) as harness:
+    with DrafterHarness(drafter_dir, TARGET, kernels=request.param) as harness:
         yield harness
 
 

@@ -42,7 +42,7 @@ NUM_NEW = 20
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierEngine]:
     thread = EngineThread("test-engine")
     settings = VerifierSettings(model=str(GOLDEN), weight_format="float32", kernels="reference", threads=1)
-    target = thread.submit(lambda: load_target(settings, tmp_path_factory.mktemp("cache"))).result()
+    target = thread.submit(lambda: load_target(settings)).result()
     engine = VerifierEngine(target, thread)
     yield engine
     engine.close()

@@ -28,13 +28,11 @@ def save_narrow(directory: Path) -> Path:
     return directory
 
 
-def test_compiled_kernels_and_packed_weights_stay_close_to_the_reference(tmp_path: Path) -> None:
+def test_compiled_kernels_and_packed_weights_stay_close_to_the_reference() -> None:
     logits = []
     for kernels, weight_format in (("reference", "float32"), ("cpu", "float32"), ("cpu", "auto")):
-        settings = VerifierSettings(
-            model=str(GOLDEN), kernels=kernels, weight_format=weight_format, threads=torch.get_num_threads()
-        )
-        target = load_target(settings, tmp_path)
+        settings = VerifierSettings(model=str(GOLDEN), kernels=kernels, weight_format=weight_format)
+        target = load_target(settings)
         expected = {"reference": reference, "cpu": cpu}[kernels].paged_attention
         assert target.model._ops.paged_attention is expected
         model = target.model
@@ -51,13 +49,12 @@ def test_compiled_kernels_and_packed_weights_stay_close_to_the_reference(tmp_pat
 
 def test_heads_that_do_not_fill_the_lanes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = str(save_narrow(tmp_path))
-    threads = torch.get_num_threads()
     with caplog.at_level(logging.WARNING):
-        target = load_target(VerifierSettings(model=model, threads=threads), tmp_path)
+        target = load_target(VerifierSettings(model=model))
     assert target.model._ops.paged_attention is reference.paged_attention
     assert "head_dim 8 is not a multiple of 16" in caplog.text
     with pytest.raises(ConfigurationError, match="set kernels to reference"):
-        load_target(VerifierSettings(model=model, threads=threads, kernels="cpu"), tmp_path)
+        load_target(VerifierSettings(model=model, kernels="cpu"))
 
 
 def test_settings_name_the_variable_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
