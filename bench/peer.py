@@ -28,18 +28,30 @@ class TransformersPeer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
 
     def run(self, prompt: Prompt, max_tokens: int, temperature: float) -> GroupResult:
-        """Generates one answer. Time to the first token is not observed."""
+        """Generates one answer, timed like a server's: from the text of the prompt to each token."""
         turns = [{"role": "user", "content": prompt.text}]
-        inputs = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        answer, started = new_answer(), time.perf_counter()
-        output = self._model.generate(**inputs, max_new_tokens=max_tokens, **sampling)
-        wall_s = time.perf_counter() - started
-        answer.token_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-        answer.num_tokens = len(answer.token_ids)
-        return GroupResult(NAME, prompt.prompt_class, 1, (_without_times(answer),), wall_s, {})
+        answer = new_answer()
+        inputs = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")
+        self._model.generate(**inputs, max_new_tokens=max_tokens, **sampling, streamer=_TokenTimes(answer))
+        ended = answer.last_token or answer.started
+        answer.num_prompt_tokens, answer.num_tokens = inputs["input_ids"].shape[1], len(answer.token_ids)
+        return GroupResult(NAME, prompt.prompt_class, 1, (answer,), ended - answer.started, {})
 
 
-def _without_times(answer: Answer) -> Answer:
-    answer.first_token = answer.last_token = None
-    return answer
+class _TokenTimes:
+    """A streamer of `generate`: it gets the prompt, then each token when it is chosen."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._is_prompt = answer, True
+
+    def put(self, token_ids: Any) -> None:
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        self._answer.last_token = time.perf_counter()
+        self._answer.first_token = self._answer.first_token or self._answer.last_token
+        self._answer.token_ids += token_ids.flatten().tolist()
+
+    def end(self) -> None:
+        """Nothing is held back."""

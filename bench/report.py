@@ -101,8 +101,9 @@ def write_json(path: Path, rows: list[Row], options: dict[str, Any], check: dict
 
 def print_table(console: Console, rows: Sequence[Row], baseline: str) -> None:
     """One line a row."""
-    table = Table(title=f"{cpu_name()}, {available_cores()} cores; medians (p25-p75); ratio: paired with {baseline}")
-    columns = ("c", "class", "mode", "tokens/s", "ratio", "ttft ms", "tpot ms", "p95", "accepted", "verified")
+    title = f"{cpu_name()}, {available_cores()} cores; n requests; medians (p25-p75); ratio: paired with {baseline}"
+    table = Table(title=title)
+    columns = ("c", "class", "mode", "n", "tokens/s", "ratio", "ttft ms", "tpot ms", "p95", "accepted", "verified")
     for column in (*columns, "step ms", "draft", "verify", "outside"):
         table.add_column(column, justify="left" if column in ("class", "mode") else "right", no_wrap=True)
     for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
@@ -112,6 +113,7 @@ def print_table(console: Console, rows: Sequence[Row], baseline: str) -> None:
             str(row["concurrency"]),
             row["class"],
             row["mode"],
+            str(row["num_requests"]),
             f"{speed:.1f} ({low:.1f}-{high:.1f})",
             _number(row["speedup"], 2),
             _number(row["ttft_ms_p50"], 0),

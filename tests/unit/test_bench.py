@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tiny_target import TARGET, clone_with_tokenizer
 
 from bench.equality import find_divergences
 from bench.measure import COUNTERS, GroupResult
+from bench.peer import TransformersPeer
 from bench.prompts import Prompt, load_prompts
 from bench.report import make_rows, print_table, write_json
 from launcher.client import Answer
@@ -105,8 +107,23 @@ def test_engines_without_counters_get_rows_too() -> None:
     peer = make_rows(results, "off")[-1]
     assert peer["speedup"] == 0.5
     assert "step_ms" not in peer
-    console = Console(width=200, record=True, quiet=True)
-    print_table(console, make_rows(results, "off"), "off")
+    with (console := Console(width=200)).capture() as capture:
+        print_table(console, make_rows(results, "off"), "off")
+    header = next(line for line in capture.get().splitlines() if "tokens/s" in line).split("┃")
+    line = next(line for line in capture.get().splitlines() if "transformers" in line).split("│")
+    shown = dict(zip((cell.strip() for cell in header), (cell.strip() for cell in line), strict=True))
+    assert (shown["n"], shown["ratio"], shown["step ms"]) == ("1", "0.50", "")
+
+
+def test_the_peer_is_timed_token_by_token(tmp_path: Path) -> None:
+    """Like a server's answer: the first token after prefill, the last one at the end."""
+    clone_with_tokenizer(TARGET, tmp_path)
+    result = TransformersPeer(tmp_path).run(Prompt("x", "hello"), 5, 0.0)
+    (answer,) = result.answers
+    assert answer.num_tokens == len(answer.token_ids) == 5
+    assert answer.num_prompt_tokens > len("hello")
+    assert 0 < answer.ttft_ms < result.wall_s * 1000
+    assert answer.tpot_ms == pytest.approx((result.wall_s * 1000 - answer.ttft_ms) / 4)
 
 
 def test_json_has_rows_options_and_environment(tmp_path: Path) -> None:
