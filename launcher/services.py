@@ -36,8 +36,8 @@ class ServeOptions:
     @property
     def url(self) -> str:
         """Where a client on this machine finds the server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 class ServicePlan(NamedTuple):

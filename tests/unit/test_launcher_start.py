@@ -157,6 +157,14 @@ def test_ready_line_says_where_and_how_to_chat() -> None:
     assert ready_line(ServeOptions(), pair, 1.0).endswith("chat: dspark chat")
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:9000"), ("::", "http://[::1]:9000"), ("::1", "http://[::1]:9000")],
+)
+def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: str) -> None:
+    assert ServeOptions(host=host, port=9000).url == url
+
+
 def test_the_command_reports_errors_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path))
     result = CliRunner().invoke(app, ["serve", "--model", str(tmp_path / "absent")])
