@@ -151,9 +151,9 @@ def measure_costs(
                         step_ns[size].append(_timed(probe.step, size))
                     if size <= probe.num_slots:
                         draft_ns[size].append(_timed(probe.draft, size))
-            log.info("cost measured up to %d token rows after %.1f s", max(step_ns), time.monotonic() - started)
     finally:
         probe.release()
+    log.info("cost measured up to %d token rows in %.1f s", max(step_ns), time.monotonic() - started)
     return CostTable.from_measurements(
         {size: median(times) for size, times in step_ns.items()},
         {size: median(times) for size, times in draft_ns.items()},
