@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc
@@ -50,6 +51,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             span.set_attribute("dspark.rows", len(request.row_slots))
             span.set_attribute("dspark.ingested", sum(request.ingest_counts))
             return self._draft(request)
+
+    def DraftStream(
+        self, request_iterator: Iterator[drafter_pb2.DraftStreamRequest], context: Any = None
+    ) -> Iterator[drafter_pb2.DraftStreamResponse]:
+        """Serves calls one after the other."""
+        for request in request_iterator:
+            yield drafter_pb2.DraftStreamResponse(draft=self.Draft(request.draft))
 
     def _draft(self, request: drafter_pb2.DraftRequest) -> drafter_pb2.DraftResponse:
         work = work_from_pb(request)

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from dspark.v1 import drafter_pb2_grpc, scheduler_pb2_grpc, verifier_pb2_grpc
+from dspark.v1 import scheduler_pb2_grpc
 from grpc_health.v1 import health_pb2
 
 from scheduler_service.server import SERVICE_NAME, SchedulerServicer
 from scheduler_service.service import Scheduler
 from scheduler_service.settings import SchedulerSettings
 from scheduler_service.startup import build_scheduler
+from scheduler_service.transport import DrafterTransport, VerifierTransport
 from service_kit import rpc, telemetry
 from service_kit.errors import ServiceError, UnavailableError
 from service_kit.settings import CommonSettings, load_settings
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
-    """Waits for the executors' health, then builds the scheduler over blocking stubs. Raises ServiceError."""
+    """Waits for the executors' health, then builds the scheduler over blocking calls. Raises ServiceError."""
     channels = {}
     for name in ("verifier",) if settings.verify_mode == "off" else ("verifier", "drafter"):
         address = rpc.socket_address(common.run_dir, name)
@@ -39,11 +40,8 @@ def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
                 f"the {name} at {address} is not serving after {settings.startup_timeout_s:.0f} s: see its log, or "
                 "raise DSPARK_SCHEDULER_STARTUP_TIMEOUT_S"
             )
-    verifier = verifier_pb2_grpc.VerifierServiceStub(channels["verifier"])  # type: ignore[no-untyped-call]
-    if "drafter" not in channels:
-        return build_scheduler(settings, verifier, None)
-    drafter = drafter_pb2_grpc.DrafterServiceStub(channels["drafter"])  # type: ignore[no-untyped-call]
-    return build_scheduler(settings, verifier, drafter)
+    drafter = DrafterTransport(channels["drafter"]) if "drafter" in channels else None
+    return build_scheduler(settings, VerifierTransport(channels["verifier"]), drafter)
 
 
 async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from scheduler_service.executor_types import (
     VerifierInfo,
 )
 from scheduler_service.slot_updates import SlotUpdates
-from scheduler_service.transport import ExecutorError, Metadata, call_executor
+from scheduler_service.transport import ExecutorError, Metadata, call_executor, nothing
 
 _REGIMES = {
     Regime.GREEDY: types_pb2.REGIME_GREEDY,
@@ -74,7 +75,7 @@ class VerifierClient:
         self._session, self._epoch = sizes.session, reply.epoch
         return str(reply.features_arena)
 
-    def step(self, call: StepCall, metadata: Metadata = ()) -> StepResult:
+    def step(self, call: StepCall, metadata: Metadata = (), on_sent: Callable[[], None] = nothing) -> StepResult:
         """One forward and acceptance. Raises ExecutorError."""
         request = verifier_pb2.StepRequest(
             session=self._session,
@@ -89,7 +90,7 @@ class VerifierClient:
             row_rounds=call.row_rounds,
             token_ids=call.token_ids,
         )
-        response = call_executor("verifier", self._transport.Step, request, self._timeout_s, metadata)
+        response = call_executor("verifier", self._transport.Step, request, self._timeout_s, metadata, on_sent)
         num_rows = len(call.row_slots)
         if len(response.verify_lens) != num_rows or len(response.accepted_lens) != num_rows:
             raise ExecutorError(f"the verifier answered {len(response.verify_lens)} rows for {num_rows}")
@@ -140,7 +141,7 @@ class DrafterClient:
         self._session, self._epoch = sizes.session, reply.epoch
         return DraftArenas(reply.draft_probs_arena, reply.draft_to_target_arena)
 
-    def draft(self, call: DraftCall, metadata: Metadata = ()) -> DraftResult:
+    def draft(self, call: DraftCall, metadata: Metadata = (), on_sent: Callable[[], None] = nothing) -> DraftResult:
         """Ingests, then drafts. Raises ExecutorError."""
         request = drafter_pb2.DraftRequest(
             session=self._session,
@@ -158,7 +159,7 @@ class DrafterClient:
             row_rounds=call.row_rounds,
             num_draft_tokens=call.num_draft_tokens,
         )
-        response = call_executor("drafter", self._transport.Draft, request, self._timeout_s, metadata)
+        response = call_executor("drafter", self._transport.Draft, request, self._timeout_s, metadata, on_sent)
         shape = (len(call.row_slots), call.num_draft_tokens)
         confidences = np.frombuffer(response.confidences, "<f4")
         if len(response.token_ids) != shape[0] * shape[1] or confidences.size != shape[0] * shape[1]:

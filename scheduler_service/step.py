@@ -34,7 +34,8 @@ class StepEngine:
         step_ids: Iterator[int],
         flush: Callable[[], None],
     ) -> None:
-        """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called before each call."""
+        """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
+        have the next call."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._step_ids, self._flush = step_ids, flush
@@ -76,9 +77,8 @@ class StepEngine:
             row_rounds=[sequence.round for sequence in anchors],
             num_draft_tokens=block_size,
         )
-        self._flush()
         started = perf_counter_ns()
-        result = drafter.draft(call, metadata)
+        result = drafter.draft(call, metadata, self._flush)
         self._ledger.draft_call_ns += perf_counter_ns() - started
         self._ledger.drafter_model_ns += result.model_ns
         self._acknowledge_ingests(plan, result.ingest_failures)
@@ -135,9 +135,8 @@ class StepEngine:
             row_rounds=[row.sequence.round for row in rows],
             token_ids=token_ids,
         )
-        self._flush()
         started = perf_counter_ns()
-        result = self._verifier.step(call, metadata)
+        result = self._verifier.step(call, metadata, self._flush)
         self._ledger.step_call_ns += perf_counter_ns() - started
         self._ledger.verifier_model_ns += result.model_ns
         self._ledger.verifier_accept_ns += result.accept_ns

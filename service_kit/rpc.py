@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,25 +59,40 @@ def _details(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
     return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ()
 
 
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    code, message, metadata = _details(error)
+    context.set_trailing_metadata(metadata)
+    context.abort(code, message)
+
+
 class _SyncErrors(grpc.ServerInterceptor):
     """Turns ServiceError into a status on a threaded server."""
 
     def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
         handler = continuation(details)
-        if handler is None or handler.unary_unary is None:
-            return handler  # health's Watch and reflection stream; they raise nothing of ours
+        if handler is None or not str(details.method).startswith("/dspark."):
+            return handler  # health and reflection raise nothing of ours
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.stream_stream is not None:
+
+            def stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+                try:
+                    yield from handler.stream_stream(requests, context)
+                except Exception as error:
+                    _abort(context, error)
+
+            return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 return handler.unary_unary(request, context)
             except Exception as error:
-                code, message, metadata = _details(error)
-                context.set_trailing_metadata(metadata)
-                context.abort(code, message)
+                _abort(context, error)
 
-        return grpc.unary_unary_rpc_method_handler(
-            call, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+        return grpc.unary_unary_rpc_method_handler(call, **codec)
 
 
 class _AsyncErrors(grpc.aio.ServerInterceptor):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +122,10 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             self.limits = request
         return verifier_pb2.VerifierServiceAttachResponse(epoch=7, features_arena="features")
 
+    def StepStream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        for request in requests:
+            yield verifier_pb2.StepStreamResponse(step=self.Step(request.step, context))
+
     def Step(self, request: Any, context: Any) -> Any:
         if self.gate is not None:
             self.gate.wait()
@@ -224,6 +229,10 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.last_step_id = 0
         self.session = request.session
         return drafter_pb2.DrafterServiceAttachResponse(epoch=9, draft_probs_arena="draft-probs")
+
+    def DraftStream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        for request in requests:
+            yield drafter_pb2.DraftStreamResponse(draft=self.Draft(request.draft, context))
 
     def Draft(self, request: Any, context: Any) -> Any:
         if self.raises is not None:
