@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,22 @@ def test_a_target_without_drafter_serves_off_and_says_so(common: CommonSettings)
 
 def test_a_fitting_drafter_is_taken(common: CommonSettings) -> None:
     assert _choose(str(_TARGET), str(_DRAFTER), common) == (_TARGET, "target", _DRAFTER, "")
+
+
+def test_hub_ids_are_found_in_the_hub_cache_without_a_network(tmp_path: Path) -> None:
+    for name, source in (("models--org--tiny", _TARGET), ("models--org--drafter", _DRAFTER)):
+        shutil.copytree(source, tmp_path / "hub" / name / "snapshots" / "abc")
+        (tmp_path / "hub" / name / "refs").mkdir()
+        (tmp_path / "hub" / name / "refs" / "main").write_text("abc")
+    code = (
+        "from launcher.models import choose_models; from launcher.settings import LauncherSettings\n"
+        "from service_kit.settings import CommonSettings\n"
+        "print(*choose_models('org/tiny', 'org/drafter', CommonSettings(), LauncherSettings()), sep='|')"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "DSPARK_CACHE_DIR": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    target, drafter = (tmp_path / "hub" / f"models--org--{name}/snapshots/abc" for name in ("tiny", "drafter"))
+    assert found.stdout == f"{target}|org/tiny|{drafter}|\n"
 
 
 def test_a_pair_is_checked_again_once_a_file_changes(tmp_path: Path, common: CommonSettings) -> None:

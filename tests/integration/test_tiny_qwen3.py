@@ -1,0 +1,115 @@
+"""Another family through all four processes: a tiny Qwen3 target (query and key norms), its drafter and tokenizer.
+
+Also what needs many starts, which a tiny pair makes cheap: traces, and the death of each service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from integration.conftest import processes_of
+from tiny_target import DRAFTER, END_OF_TURN, TARGET, clone_with_tokenizer
+
+from launcher.models import ModelPair
+from launcher.preflight import free_port_pair
+from launcher.services import ServeOptions
+from launcher.settings import LauncherSettings
+from launcher.stack import RunningServer, running_server
+from launcher.supervisor import ServiceDiedError, StopRequest
+from service_kit.handoff import remove_orphans
+from service_kit.settings import CommonSettings
+
+SERVICES = ("verifier", "drafter", "scheduler", "gateway")
+NUM_TOKENS = 24
+
+Serve = Callable[..., contextlib.AbstractContextManager[RunningServer]]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny-qwen3"
+    directory.mkdir()
+    clone_with_tokenizer(TARGET, directory)
+    return directory
+
+
+@pytest.fixture
+def serve(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Starts a server on the tiny pair. Weights stay float32: random ones have near ties that fp16 would decide."""
+    monkeypatch.setenv("DSPARK_VERIFIER_WEIGHT_FORMAT", "float32")
+    pair, common = ModelPair(target, "tiny-qwen3", DRAFTER, ""), CommonSettings(run_dir=tmp_path / "run")
+
+    @contextlib.contextmanager
+    def start(verify_mode: str, **options: Any) -> Iterator[RunningServer]:
+        sizes = ServeOptions(
+            port=free_port_pair(), verify_mode=verify_mode, max_num_seqs=2, kv_memory="16MiB", **options
+        )
+        with running_server(sizes, pair, common=common, settings=LauncherSettings(), stop=StopRequest()) as server:
+            assert server is not None
+            yield server
+
+    return start
+
+
+def _complete(server: RunningServer, **parameters: Any) -> dict[str, Any]:
+    body = {"prompt": "hello", "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True, **parameters}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    content: dict[str, Any] = reply.json()
+    return content
+
+
+def test_greedy_tokens_are_those_of_transformers_with_and_without_drafts(serve: Serve, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=torch.float32)
+    seeded = {"temperature": 1.0, "seed": 11}
+    with serve("off") as server:
+        plain = _complete(server, temperature=0)
+        plain_seeded = _complete(server, **seeded)
+    with serve("static") as server:
+        drafted = _complete(server, temperature=0)
+        assert _complete(server, **seeded)["choices"] == plain_seeded["choices"]
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60).status_code == 200
+    prompt = torch.tensor([plain["choices"][0]["prompt_token_ids"]])
+    assert prompt.shape == (1, len("hello"))
+    expected = model.generate(prompt, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=END_OF_TURN + 1)
+    assert plain["choices"][0]["token_ids"] == expected[0, prompt.shape[1] :].tolist()
+    assert drafted["choices"] == plain["choices"]
+    assert drafted["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+
+
+def test_one_request_is_one_trace_through_all_four_processes(serve: Serve) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with serve("static", trace="console") as server:
+        headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+        body = {"prompt": "hello", "max_tokens": 8, "ignore_eos": True}
+        httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+    for name in SERVICES:
+        log = (server.log_dir / f"{name}.log").read_text()
+        assert re.search(rf'"trace_id": "0x{trace_id}"', log), f"{name} has no span of the request"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_death_of_any_service_stops_all_and_is_told_with_its_log(name: str, serve: Serve, tmp_path: Path) -> None:
+    with serve("static") as server:
+        os.kill(server.supervisor.processes[name].pid, signal.SIGKILL)
+        with pytest.raises(ServiceDiedError) as caught:
+            server.supervisor.watch(StopRequest())
+    first, second, *last_lines = str(caught.value).splitlines()
+    assert first == f"{name} ended (signal SIGKILL)"
+    assert second == f"log: {server.log_dir / name}.log"
+    assert last_lines
+    assert processes_of(tmp_path / "run") == []
+    assert list((tmp_path / "run").iterdir()) == []
+    assert remove_orphans() == []
