@@ -26,8 +26,10 @@ def load_tokenizer(model_dir: Path) -> TextTokenizer:
             return TextTokenizer(Tokenizer.from_file(str(path)))
         from transformers import AutoTokenizer
 
-        converted = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-        return TextTokenizer(converted.backend_tokenizer)
+        converted = AutoTokenizer.from_pretrained(model_dir, local_files_only=True).backend_tokenizer
+        if converted.get_vocab_size() <= len(converted.get_added_tokens_decoder()):  # transformers' idea of no files
+            raise ConfigurationError(f"{model_dir} has no tokenizer (tokenizer.json): copy the model's own there")
+        return TextTokenizer(converted)
     except ConfigurationError:
         raise
     except Exception as error:  # tokenizers raises bare Exception

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gateway_harness import CHATML, encode, tiny_tokenizer, write_model
+from tiny_target import TARGET
 from tokenizers import Tokenizer, decoders, models
 
 from gateway.chat_template import ChatTemplate, load_chat_template
@@ -113,3 +114,9 @@ def test_unusable_tokenizers_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigurationError, match="no usable tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_a_model_without_tokenizer_files_is_refused() -> None:
+    """transformers makes an empty tokenizer for a model type that it knows."""
+    with pytest.raises(ConfigurationError, match="has no tokenizer"):
+        load_tokenizer(TARGET)
