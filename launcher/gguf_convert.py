@@ -1,65 +1,29 @@
-"""GGUF (llama architecture, byte-level BPE) to a transformers checkpoint. numpy only; no torch is loaded.
-
-Layout of GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Rows of the query and key projections are
-stored for interleaved rotary pairs there; transformers rotates halves, so they are reordered.
-"""
+"""GGUF (llama architecture, byte-level BPE) to a transformers checkpoint. numpy only; no torch is loaded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, TokenType, dequantize
 from safetensors.numpy import save_file
 
 from service_kit.errors import ConfigurationError
+from service_kit.gguf_file import GgufFile
+from service_kit.gguf_llama import LlamaGguf
 
-_GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_CONTROL = 3  # kind of special tokens in tokenizer.ggml.token_type
 _SPLITS_EVERY_DIGIT = ("smollm",)  # values of tokenizer.ggml.pre we know how to rebuild
 
 
-class _NamedTensor(NamedTuple):
-    """A weight under its transformers name."""
-
-    name: str
-    values: npt.NDArray[np.float32]
-
-
 class GgufModel:
-    """Metadata and weights of one GGUF file."""
+    """Metadata of one GGUF file, as the files of a transformers checkpoint."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigurationError for an architecture other than llama."""
-        self._reader = GGUFReader(path)
-        if self.field("general.architecture") != "llama":
-            raise ConfigurationError(f"{path}: architecture {self.field('general.architecture')!r}, expected 'llama'")
-
-    def field(self, key: str) -> Any:
-        """Value of a metadata key. Raises ConfigurationError if it is missing."""
-        field = self._reader.get_field(key)
-        if field is None:
-            raise ConfigurationError(f"GGUF file without metadata {key!r}")
-        return field.contents()
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of weights."""
-        return len(self._reader.tensors)
+    def __init__(self, weights: LlamaGguf) -> None:
+        self._weights, self.field = weights, weights.field
 
     def config(self) -> dict[str, Any]:
         """transformers' `config.json` of the model."""
@@ -83,7 +47,7 @@ class GgufModel:
             "rope_parameters": {"rope_type": "default", "rope_theta": float(self.field("llama.rope.freq_base"))},
             "attention_bias": False,
             "mlp_bias": False,
-            "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in self._reader.tensors),
+            "tie_word_embeddings": "lm_head.weight" not in self._weights.names,
             **self.generation_config(),
         }
 
@@ -94,24 +58,6 @@ class GgufModel:
             "eos_token_id": int(self.field("tokenizer.ggml.eos_token_id")),
             "pad_token_id": int(self.field("tokenizer.ggml.padding_token_id")),
         }
-
-    def tensors(self) -> Iterator[_NamedTensor]:
-        """Dequantised weights [out, in]. Raises ConfigurationError for a weight that has no place in the model."""
-        heads = {
-            "attn_q": int(self.field("llama.attention.head_count")),
-            "attn_k": int(self.field("llama.attention.head_count_kv")),
-        }
-        for tensor in self._reader.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type)
-            parts = tensor.name.removesuffix(".weight").split(".")
-            if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-                if parts[2] in heads:
-                    values = _pairs_to_halves(values, heads[parts[2]])
-                yield _NamedTensor(f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.weight", values)
-            elif len(parts) == 1 and parts[0] in _GLOBAL_NAMES:
-                yield _NamedTensor(f"{_GLOBAL_NAMES[parts[0]]}.weight", values)
-            else:
-                raise ConfigurationError(f"GGUF weight {tensor.name!r} is not part of a Llama model")
 
     def tokenizer(self) -> dict[str, Any]:
         """Content of `tokenizer.json` (byte-level BPE, every digit its own token)."""
@@ -127,7 +73,7 @@ class GgufModel:
             "added_tokens": [
                 {"id": index, "content": tokens[index], **flags}
                 for index, kind in enumerate(self.field("tokenizer.ggml.token_type"))
-                if kind == TokenType.CONTROL
+                if kind == _CONTROL
             ],
             "normalizer": None,
             "pre_tokenizer": {
@@ -163,20 +109,13 @@ class GgufModel:
         }
 
 
-def _pairs_to_halves(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Rows [head, pair, 2] → [head, 2, pair]: interleaved rotary pairs to rotated halves."""
-    rows, columns = weight.shape
-    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    halves: npt.NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(rows, columns)
-    return halves
-
-
 def convert(gguf_path: Path, directory: Path, advance: Callable[[], object]) -> None:
     """Writes a float16 transformers checkpoint into `directory`; calls `advance` after each weight."""
-    model = GgufModel(gguf_path)
+    stored = LlamaGguf(GgufFile(gguf_path))
+    model = GgufModel(stored)
     weights: dict[str, npt.NDArray[np.float16]] = {}
-    for tensor in model.tensors():
-        weights[tensor.name] = np.ascontiguousarray(tensor.values, np.float16)
+    for name in stored.names:
+        weights[name] = np.ascontiguousarray(stored.floats(name), np.float16)
         advance()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     for name, content in (

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear import WeightFormat
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.rejection_sample import RowOutcome
 from kernels.rejection_sample import cpu as compiled_sampling
@@ -19,7 +18,7 @@ from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
 from verifier_service.model import TargetModel
 from verifier_service.settings import VerifierSettings
-from verifier_service.weights import load_weights
+from verifier_service.weights import WeightFormat, load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ class VerifierSettings(BaseSettings):
 
     model: str
     """Target checkpoint: a local directory or a hub id."""
-    weight_format: Literal["auto", "float32", "fp16"] = "auto"
-    """Format of linear weights; "auto" is fp16, which halves the bytes that every step reads."""
+    weight_format: Literal["auto", "float32", "fp16", "q4"] = "auto"
+    """Format of linear weights; "auto" is fp16, which halves the bytes that every step reads. "q4" takes the levels of
+    the .gguf file beside the tensors as they are: a quarter of them."""
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
     threads: int = Field(default=0, ge=0, le=1024)

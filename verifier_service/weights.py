@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kernels.linear import Linear, WeightFormat, make_linear
+from kernels.linear import Linear, make_linear
+from kernels.linear import WeightFormat as FloatFormat
 from service_kit.checkpoint import Checkpoint
 from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
+from verifier_service.stored_levels import StoredLevels
+
+WeightFormat = Literal["float32", "fp16", "q4"]
+"""Of the linear layers; q4 is the levels of the .gguf file beside the tensors, of 4 or 8 bits as they are stored."""
 
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Buffers that old exports carry and the configuration already determines."""
@@ -65,9 +71,11 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
     ignored = re.compile(f"{_IGNORED.pattern}|lm_head\\.weight") if config.is_tied else _IGNORED
     checkpoint.require_names(names, ignored=ignored)
 
-    def pack(name: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    make = StoredLevels(checkpoint).linear if weight_format == "q4" else _from_floats(weight_format)
+
+    def pack(name: str, weight_names: Sequence[str], weight: Tensor, bias: Tensor | None = None) -> Linear:
         try:
-            return make_linear(weight, bias, weight_format)
+            return make(weight_names, weight, bias)
         except ValueError as error:
             raise ConfigurationError(f"{checkpoint.name}: {name}: {error}", field="weight_format") from error
 
@@ -84,10 +92,13 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
             return whole
 
         def linear(*projections: str) -> Linear:
-            weight = joined(*(f"{name}_proj.weight" for name in projections))
+            names = [f"{name}_proj.weight" for name in projections]
+            weight = joined(*names)
             bias = joined(*(f"{name}_proj.bias" for name in projections))
             assert weight is not None
-            return pack(f"layer {index}, {projections[0]}", weight, bias)
+            return pack(
+                f"layer {index}, {projections[0]}", [f"model.layers.{index}.{name}" for name in names], weight, bias
+            )
 
         def norm(name: str) -> Tensor:
             return checkpoint.read(f"model.layers.{index}.{name}.weight", layer_shapes[f"{name}.weight"])
@@ -105,17 +116,22 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
 
     embedding_shape = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.read("model.embed_tokens.weight", embedding_shape)
-    head = embedding if config.is_tied else checkpoint.read("lm_head.weight", embedding_shape)
+    head_name = "model.embed_tokens.weight" if config.is_tied else "lm_head.weight"
+    head = embedding if config.is_tied else checkpoint.read(head_name, embedding_shape)
     weights = TargetWeights(
         embedding=embedding,
         layers=tuple(load_layer(index) for index in range(config.num_layers)),
         final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
-        lm_head=pack("lm_head", head),
+        lm_head=pack("lm_head", [head_name], head),
     )
     norms = [weights.final_norm, *(norm for layer in weights.layers for norm in (layer.input_norm, layer.q_norm))]
     if all(bool((norm == 1).all()) for norm in norms if norm is not None):
         logger.warning("%s: every norm weight is exactly 1: an untrained or badly exported target", checkpoint.name)
     return weights
+
+
+def _from_floats(weight_format: FloatFormat) -> Callable[[Sequence[str], Tensor, Tensor | None], Linear]:
+    return lambda names, weight, bias: make_linear(weight, bias, weight_format)
 
 
 def _layer_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:

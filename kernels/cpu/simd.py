@@ -84,6 +84,17 @@ def splat(typing_context: Any, scalar: Any) -> Any:
 
 
 @intrinsic
+def stack_floats(typing_context: Any, count: Any) -> Any:
+    """Address of room for `count` float32, valid in this call."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        room = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, count.literal_value))
+        return builder.ptrtoint(room, ir.IntType(64))
+
+    return types.int64(count), emit
+
+
+@intrinsic
 def load(typing_context: Any, base: Any, index: Any) -> Any:
     """Lanes from memory; no alignment needed."""
 
@@ -91,20 +102,6 @@ def load(typing_context: Any, base: Any, index: Any) -> Any:
         return builder.load(_pointer(builder, args[0], args[1], _VECTOR), align=4)
 
     return float32x16(types.int64, types.int64), emit
-
-
-@intrinsic
-def load_as(typing_context: Any, like: Any, base: Any, index: Any) -> Any:
-    """Sixteen elements from memory as float32 lanes: float32 where `like` is one, float16 where it is an int16."""
-    element, shift = {types.float32: (_FLOAT, 2), types.int16: (ir.HalfType(), 1)}[like]
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        address = builder.add(args[1], builder.shl(args[2], ir.Constant(args[2].type, shift)))
-        pointer = builder.inttoptr(address, ir.VectorType(element, LANES).as_pointer())
-        vector = builder.load(pointer, align=1 << shift)
-        return vector if element is _FLOAT else builder.fpext(vector, _VECTOR)
-
-    return float32x16(like, types.int64, types.int64), emit
 
 
 @intrinsic

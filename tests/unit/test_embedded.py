@@ -10,74 +10,23 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
+from tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, write_gguf
 
 from launcher import embedded
 from launcher.gguf_convert import GgufModel, convert
 from service_kit.errors import ConfigurationError
+from service_kit.gguf_file import GgufFile
+from service_kit.gguf_llama import LlamaGguf
 from service_kit.settings import default_cache_dir
 
-_HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER = 32, 4, 2, 8, 64
-_TOKENS = ["<|end|>", "a", "b", "Ġ", "ab"]
 _TRAIN_DATA = Path(__file__).parents[2] / "../shared/data/train"
 
 
-def _write_gguf(path: Path, *, extra: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
-    """A one-layer model with random weights; returns them as stored."""
-    random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(_HIDDEN)
-    writer.add_feed_forward_length(_INNER)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_KV_HEADS)
-    writer.add_rope_freq_base(12345.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(_TOKENS)
-    writer.add_token_types([gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * 4])
-    writer.add_token_merges(["a b"])
-    for name in ("bos", "eos", "pad", "unk"):
-        getattr(writer, f"add_{name}_token_id")(0)
-    writer.add_chat_template("{{ messages[0].content }}")
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (len(_TOKENS), _HIDDEN),
-        "output_norm.weight": (_HIDDEN,),
-        "blk.0.attn_norm.weight": (_HIDDEN,),
-        "blk.0.attn_q.weight": (_HEADS * _HEAD_DIM, _HIDDEN),
-        "blk.0.attn_k.weight": (_KV_HEADS * _HEAD_DIM, _HIDDEN),
-        "blk.0.attn_v.weight": (_KV_HEADS * _HEAD_DIM, _HIDDEN),
-        "blk.0.attn_output.weight": (_HIDDEN, _HEADS * _HEAD_DIM),
-        "blk.0.ffn_norm.weight": (_HIDDEN,),
-        "blk.0.ffn_gate.weight": (_INNER, _HIDDEN),
-        "blk.0.ffn_up.weight": (_INNER, _HIDDEN),
-        "blk.0.ffn_down.weight": (_HIDDEN, _INNER),
-    }
-    if extra:
-        shapes[extra] = (_HIDDEN,)
-    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    for name, values in weights.items():
-        if name == "blk.0.ffn_up.weight":  # one quantised weight: its levels are exact in float16 or nearly so
-            packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-            weights[name] = gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        else:
-            writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return weights
-
-
 def test_weights_are_renamed_dequantised_and_rotary_rows_reordered(tmp_path: Path) -> None:
-    stored = _write_gguf(tmp_path / "tiny.gguf")
+    stored = write_gguf(tmp_path / "tiny.gguf")
     seen: list[int] = []
     convert(tmp_path / "tiny.gguf", tmp_path, lambda: seen.append(1))
     converted = load_file(tmp_path / "model.safetensors")
@@ -87,13 +36,13 @@ def test_weights_are_renamed_dequantised_and_rotary_rows_reordered(tmp_path: Pat
         converted["model.layers.0.mlp.up_proj.weight"], stored["blk.0.ffn_up.weight"], rtol=1e-3, atol=1e-4
     )
     # Stored row 2i + j of a head is its rotary pair i, member j; transformers keeps member j in half j.
-    for stored_name, name, heads in (("attn_q", "q_proj", _HEADS), ("attn_k", "k_proj", _KV_HEADS)):
+    for stored_name, name, heads in (("attn_q", "q_proj", HEADS), ("attn_k", "k_proj", KV_HEADS)):
         expected = np.stack(
             [
-                stored[f"blk.0.{stored_name}.weight"][head * _HEAD_DIM + 2 * pair + member]
+                stored[f"blk.0.{stored_name}.weight"][head * HEAD_DIM + 2 * pair + member]
                 for head in range(heads)
                 for member in range(2)
-                for pair in range(_HEAD_DIM // 2)
+                for pair in range(HEAD_DIM // 2)
             ]
         )
         actual = converted[f"model.layers.0.self_attn.{name}.weight"]
@@ -101,8 +50,8 @@ def test_weights_are_renamed_dequantised_and_rotary_rows_reordered(tmp_path: Pat
 
 
 def test_configuration_comes_from_the_metadata(tmp_path: Path) -> None:
-    _write_gguf(tmp_path / "tiny.gguf")
-    config = GgufModel(tmp_path / "tiny.gguf").config()
+    write_gguf(tmp_path / "tiny.gguf")
+    config = GgufModel(LlamaGguf(GgufFile(tmp_path / "tiny.gguf"))).config()
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 2, 8)
     assert config["rope_parameters"]["rope_theta"] == 12345.0
@@ -111,7 +60,7 @@ def test_configuration_comes_from_the_metadata(tmp_path: Path) -> None:
 
 
 def test_unknown_weight_is_refused_by_name(tmp_path: Path) -> None:
-    _write_gguf(tmp_path / "tiny.gguf", extra="blk.0.attn_q.bias")
+    write_gguf(tmp_path / "tiny.gguf", extra="blk.0.attn_q.bias")
     with pytest.raises(ConfigurationError, match=r"blk\.0\.attn_q\.bias"):
         convert(tmp_path / "tiny.gguf", tmp_path, lambda: None)
 
@@ -119,7 +68,7 @@ def test_unknown_weight_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.fixture
 def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a tiny GGUF, which the module takes for the real one."""
-    _write_gguf(tmp_path / "tiny.gguf")
+    write_gguf(tmp_path / "tiny.gguf")
     wheel = tmp_path / "tiny.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(tmp_path / "tiny.gguf", "package/tiny.gguf")
