@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -21,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys) -> FastAPI:
     """The application. Starts nothing: the caller runs the generator's readiness."""
-    app = FastAPI(title="DSpark", docs_url=None, redoc_url=None, openapi_url=None)
+    # Spans are RequestContext's: those that newer versions of FastAPI make would double them. Older ones ignore this.
+    telemetry: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
+    app = FastAPI(title="DSpark", docs_url=None, redoc_url=None, openapi_url=None, telemetry=telemetry)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
         _log.info("refused %s: %s", request.url.path, error)

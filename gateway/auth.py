@@ -10,10 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import AuthenticationError
-from gateway.web import error_response
-
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-"""Paths that need no key, compared exactly."""
+from gateway.web import OPEN_PATHS, error_response
 
 
 class ApiKeys:

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 import orjson
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +21,11 @@ from service_kit.telemetry import from_metadata, tracer
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+"""Paths for probes, compared exactly: they need no key and leave no spans."""
+_UNTRACED = set_span_in_context(NonRecordingSpan(SpanContext(trace_id=1, span_id=1, is_remote=False)))
+"""A caller that is not sampled: nothing below it is either."""
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -86,7 +91,7 @@ class RequestContext:
 
         with tracer().start_as_current_span(
             f"{scope['method']} {scope['path']}",
-            context=from_metadata(headers),
+            context=_UNTRACED if scope["path"] in OPEN_PATHS else from_metadata(headers),
             kind=SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
         ) as span:

@@ -98,6 +98,7 @@ def test_one_request_is_one_trace_through_all_four_processes(serve: Serve) -> No
     for name in SERVICES:
         log = (server.log_dir / f"{name}.log").read_text()
         assert re.search(rf'"trace_id": "0x{trace_id}"', log), f"{name} has no span of the request"
+    assert "/health" not in (server.log_dir / "gateway.log").read_text(), "probes are traced"
 
 
 @pytest.mark.parametrize("name", SERVICES)
