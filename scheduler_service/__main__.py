@@ -65,6 +65,8 @@ async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:
     await server.start()
     connecting = _on_daemon_thread(connect, settings, common)
     await _first_of(connecting, stop.wait())
+    if connecting.cancelled() or connecting.exception():
+        await server.stop(grace=None)  # grpc prints a traceback, after our words, about one that runs at exit
     if connecting.cancelled():
         log.info("stopped while loading")
         return 0

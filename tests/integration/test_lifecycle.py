@@ -119,6 +119,7 @@ def test_sizes_that_do_not_fit_are_refused_naming_the_setting(start: Any) -> Non
     assert "error: scheduler ended" in launcher.output
     assert "kv_memory" in launcher.output
     assert "DSPARK_SCHEDULER_MAX_MODEL_LEN" in launcher.output
+    assert "Traceback" not in launcher.output
     launcher.assert_nothing_left()
 
 
