@@ -17,6 +17,7 @@ from torch import Tensor
 from drafter_service.config import DrafterConfig
 from drafter_service.records import IntArray
 from drafter_service.weights import DrafterWeights
+from kernels.kv_pages import zero_pages
 from kernels.markov_sample import BlockDraft
 from kernels.registry import Ops
 from kernels.sampling import SlotSampling
@@ -33,8 +34,8 @@ class DraftCache:
     def __init__(self, config: DrafterConfig, num_pages: int, num_positions: int) -> None:
         """Zeroed pages (memory is taken as they are used) for contexts of up to `num_positions`."""
         pages = (config.num_layers, num_pages, config.num_kv_heads)
-        self.keys = torch.zeros(*pages, config.head_dim, PAGE_SIZE)  # [layers, pages, Hkv, D, page_size]
-        self.values = torch.zeros(*pages, PAGE_SIZE, config.head_dim)  # [layers, pages, Hkv, page_size, D]
+        self.keys = zero_pages(*pages, config.head_dim, PAGE_SIZE)  # [layers, pages, Hkv, D, page_size]
+        self.values = zero_pages(*pages, PAGE_SIZE, config.head_dim)  # [layers, pages, Hkv, page_size, D]
         self.rope = rope_tables(config.decoder, num_positions + config.block_size)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.kv_pages import zero_pages
 from kernels.registry import Ops
 from service_kit.rope import rope_tables
 from verifier_service.config import TargetConfig
@@ -63,8 +64,8 @@ class TargetModel:
         heads, head_dim = config.num_kv_heads, config.head_dim
         rope = rope_tables(config.rope_source, max_model_len)
         return Workspace(
-            keys=tuple(torch.zeros(num_pages, heads, head_dim, PAGE_SIZE) for _ in range(config.num_layers)),
-            values=tuple(torch.zeros(num_pages, heads, PAGE_SIZE, head_dim) for _ in range(config.num_layers)),
+            keys=tuple(zero_pages(num_pages, heads, head_dim, PAGE_SIZE) for _ in range(config.num_layers)),
+            values=tuple(zero_pages(num_pages, heads, PAGE_SIZE, head_dim) for _ in range(config.num_layers)),
             cos=rope.cos,
             sin=rope.sin,
             normed=torch.empty(max_batch_tokens, config.hidden_size),
