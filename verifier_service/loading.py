@@ -18,7 +18,7 @@ from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
 from verifier_service.model import TargetModel
 from verifier_service.settings import VerifierSettings
-from verifier_service.weights import WeightFormat, load_weights
+from verifier_service.weights import TargetWeights, WeightFormat, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +45,33 @@ def load_target(settings: VerifierSettings) -> LoadedTarget:
     """
     threads = settings.threads or available_cores()
     use_threads(threads)
-    weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
     checkpoint = Checkpoint(settings.model)
     config = TargetConfig.from_checkpoint(checkpoint)
     try:
         kernels = fit_head_dim(settings.kernels, config.head_dim)
     except ValueError as error:
         raise ConfigurationError(f"{settings.model}: {error}", field="kernels") from error
+    weight_format, weights = _load_weights(settings, checkpoint, config)
     sampling = reference_sampling if settings.kernels == "reference" else compiled_sampling
     return LoadedTarget(
-        model=TargetModel(config, load_weights(checkpoint, config, weight_format), load_ops(kernels)),
+        model=TargetModel(config, weights, load_ops(kernels)),
         accept_row=sampling.accept_row,
         name=settings.model,
         fingerprint=checkpoint.fingerprint,
         weight_format=weight_format,
         device=f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads",
     )
+
+
+def _load_weights(
+    settings: VerifierSettings, checkpoint: Checkpoint, config: TargetConfig
+) -> tuple[WeightFormat, TargetWeights]:
+    """Weights in the format asked for. "auto" depends on the files alone, so that a restart cannot change a text."""
+    if settings.weight_format != "auto":
+        return settings.weight_format, load_weights(checkpoint, config, settings.weight_format)
+    if any(checkpoint.directory.glob("*.gguf")):
+        try:
+            return "q4", load_weights(checkpoint, config, "q4")
+        except ConfigurationError as error:
+            logger.info("weight format fp16: %s", error)
+    return "fp16", load_weights(checkpoint, config, "fp16")

@@ -16,8 +16,8 @@ class VerifierSettings(BaseSettings):
     model: str
     """Target checkpoint: a local directory or a hub id."""
     weight_format: Literal["auto", "float32", "fp16", "q4"] = "auto"
-    """Format of linear weights; "auto" is fp16, which halves the bytes that every step reads. "q4" takes the levels of
-    the .gguf file beside the tensors as they are: a quarter of them."""
+    """Format of linear weights. "fp16" halves the bytes that every step reads; "q4" takes the levels of the one .gguf
+    file beside the tensors as they are, a third of fp16's. "auto" is q4 where such a file fits, else fp16."""
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
     threads: int = Field(default=0, ge=0, le=1024)

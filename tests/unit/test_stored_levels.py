@@ -121,3 +121,17 @@ def test_embedded_target() -> None:
         x = torch.randn(3, weight.shape[1], generator=generator)
         torch.testing.assert_close(linear(x), (x.double() @ weight.T).float(), rtol=1e-5, atol=1e-5)
     assert sum(linear.weight_bytes for linear in weights.linears) < 100e6
+
+
+def test_auto_takes_the_levels_where_they_fit_and_float16_elsewhere(tmp_path: Path) -> None:
+    model = make_target(tmp_path)
+
+    def chosen() -> str:
+        return load_target(VerifierSettings(model=str(model), kernels="reference", threads=1)).weight_format
+
+    assert chosen() == "q4"
+    (model / "second.gguf").write_bytes(b"not a GGUF file")
+    assert chosen() == "fp16"
+    for path in model.glob("*.gguf"):
+        path.unlink()
+    assert chosen() == "fp16"
