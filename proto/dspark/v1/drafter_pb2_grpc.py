@@ -85,7 +85,7 @@ class DrafterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DraftStream(self, request_iterator, context):
-        """The same, call after call over one long-lived stream, which costs far less than a call each: each request is
+        """The same, call after call over one long-lived stream, which costs less than a call each: each request is
         answered before the next is read. A refused call ends the stream with its status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

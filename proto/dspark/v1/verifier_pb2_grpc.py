@@ -89,7 +89,7 @@ class VerifierServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StepStream(self, request_iterator, context):
-        """The same, step after step over one long-lived stream, which costs far less than a call each: each request is
+        """The same, step after step over one long-lived stream, which costs less than a call each: each request is
         answered before the next is read. A refused step ends the stream with its status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
