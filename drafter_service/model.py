@@ -46,6 +46,11 @@ class BlockForward(NamedTuple):
     base_logits: Tensor  # [B, n, Vd]
 
 
+def page_bytes(config: DrafterConfig) -> int:
+    """Bytes of one K/V page, all layers."""
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * 4
+
+
 class DrafterModel:
     """Weights and scratch rows. One thread at a time."""
 
@@ -60,7 +65,7 @@ class DrafterModel:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, K and V of all layers."""
-        return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * PAGE_SIZE * 4
+        return page_bytes(self.config)
 
     def ingest(
         self, features: Tensor, positions: Tensor, row_slots: Tensor, page_table: Tensor, cache: DraftCache

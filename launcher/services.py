@@ -27,6 +27,8 @@ class ServeOptions:
     trace: str | None = None
     in_process: bool = False
     """One process for everything, in place of one a service."""
+    changes: tuple[tuple[str, str], ...] = ()
+    """DSPARK_ variables of further settings, and their values."""
 
     @property
     def text_port(self) -> int:
@@ -61,6 +63,7 @@ def plan_services(
         "DSPARK_RUN_DIR": str(run_dir),
         "DSPARK_CACHE_DIR": str(common.cache_dir),
         "DSPARK_TRACE_EXPORTER": options.trace or common.trace_exporter,
+        **dict(options.changes),
     }
     scheduler = _set(
         DSPARK_SCHEDULER_VERIFY_MODE=verify_mode,
