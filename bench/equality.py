@@ -1,4 +1,4 @@
-"""Whether every mode gave the same tokens, and where they first differ."""
+"""Whether answers have the same tokens, and where they first differ."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Divergence:
     """Two answers to one prompt that differ."""
 
     prompt: Prompt
-    mode: str
-    concurrency: int
+    run: str
+    """What gave the second answer, in words."""
     position: int
     """Index of the first differing token in the answers."""
     common_ids: tuple[int, ...]
@@ -29,8 +29,8 @@ class Divergence:
         """One line; `margin` is the target's logit difference between the two tokens."""
         size = "" if margin is None else f", logit margin {margin:.2e}"
         return (
-            f"{self.mode} at concurrency {self.concurrency}, {self.prompt.prompt_class}: token {self.position} is "
-            f"{self.found_id}, expected {self.expected_id}{size}; prompt {self.prompt.text[:60]!r}"
+            f"{self.run}, {self.prompt.prompt_class}: token {self.position} is {self.found_id}, expected "
+            f"{self.expected_id}{size}; prompt {self.prompt.text[:60]!r}"
         )
 
 
@@ -48,24 +48,26 @@ def find_divergences(
     reference = sequences[(reference_mode, min(result.concurrency for result in results))]
     found, num_compared = [], 0
     for (mode, concurrency), answers in sequences.items():
-        if answers is reference:
-            continue
-        for prompt, expected, actual in zip(prompts, reference, answers, strict=True):
-            num_compared += 1
-            if expected != actual:
-                found.append(_divergence(prompt, mode, concurrency, expected, actual))
+        if answers is not reference:
+            num_compared += len(answers)
+            found += differences(prompts, reference, answers, f"{mode} at concurrency {concurrency}")
     return num_compared, found
 
 
-def _divergence(
-    prompt: Prompt, mode: str, concurrency: int, expected: tuple[int, ...], actual: tuple[int, ...]
-) -> Divergence:
+def differences(
+    prompts: Sequence[Prompt], expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]], run: str
+) -> list[Divergence]:
+    """Where the token ids of `actual`, answers to `prompts` by `run`, are not those `expected`."""
+    pairs = zip(prompts, map(tuple, expected), map(tuple, actual), strict=True)
+    return [_divergence(prompt, run, own, other) for prompt, own, other in pairs if own != other]
+
+
+def _divergence(prompt: Prompt, run: str, expected: tuple[int, ...], actual: tuple[int, ...]) -> Divergence:
     shorter = min(len(expected), len(actual))
     position = next((i for i in range(shorter) if expected[i] != actual[i]), shorter)
     return Divergence(
         prompt,
-        mode,
-        concurrency,
+        run,
         position,
         expected[:position],
         expected[position] if position < len(expected) else None,

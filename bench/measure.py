@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +29,19 @@ COUNTERS = (
     "drafter_model_ns",
     "verifier_model_ns",
     "verifier_accept_ns",
+    "num_preemptions",
+    "num_prefill_tokens",
 )
 """Fields of GetLoad that grow."""
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """Requests of one class that ran together on one engine."""
+    """Requests that ran together on one engine."""
 
     mode: str
     prompt_class: str
+    """Of the first prompt; of all, where speed is measured."""
     concurrency: int
     answers: tuple[Answer, ...]
     wall_s: float
@@ -66,11 +69,26 @@ class Engine:
         reply: scheduler_pb2.GetLoadResponse = self._scheduler.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=10)
         return reply
 
-    def run_group(self, prompts: Sequence[Prompt], concurrency: int, parameters: dict[str, Any]) -> GroupResult:
-        """Sends all prompts (at most `concurrency`) at once and waits for all answers. Raises ServerError."""
+    def run_group(
+        self,
+        prompts: Sequence[Prompt],
+        concurrency: int,
+        parameters: dict[str, Any],
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> GroupResult:
+        """Asks all prompts, `concurrency` at a time, and waits for all answers. Raises ServerError.
+
+        `on_answer` is called after each answer, on a thread of its own; what it raises ends the group.
+        """
+
+        def ask(prompt: Prompt) -> Answer:
+            answer = self._ask(prompt, parameters)
+            on_answer()
+            return answer
+
         before, started = self.load(), time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            answers = tuple(pool.map(lambda prompt: self._ask(prompt, parameters), prompts))
+        with ThreadPoolExecutor(concurrency) as pool:
+            answers = tuple(pool.map(ask, prompts))
         ended = max(answer.last_token or started for answer in answers)
         after = self._settled()
         counters = {name: int(getattr(after, name) - getattr(before, name)) for name in COUNTERS}

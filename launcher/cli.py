@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,7 +154,7 @@ def bench_serve(
         options = BenchOptions(
             prompts=tuple(prompts),
             concurrencies=tuple(_integers(concurrency, "--concurrency")),
-            modes=tuple(_modes(modes)),
+            modes=tuple(_names(modes, [mode.value for mode in VerifyMode], "--modes")),
             limit=limit,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -164,6 +164,55 @@ def bench_serve(
             in_process=in_process,
         )
         if not run_bench(options, model, drafter):
+            raise typer.Exit(1)
+
+
+@bench_app.command("equality")
+def bench_equality(
+    formats: Annotated[str, typer.Option(help="Comma-separated weight formats: q4, fp16, float32.")] = "q4,fp16",
+    samplings: Annotated[str, typer.Option(help="Comma-separated: greedy, seeded, nucleus.")] = "greedy,seeded",
+    prompts: Annotated[int, typer.Option(min=1, max=48, help="Short prompts; a long one comes on top.")] = 48,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    only: Annotated[list[str] | None, typer.Option(metavar="FACTOR", help="Vary only this (repeatable).")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write rows here after each; a later run goes on from them.")
+    ] = None,
+    model: Model = None,
+    drafter: Drafter = None,
+) -> None:
+    """Same tokens in every mode, concurrency, chunk size and after preemption: each alone against one reference run.
+
+    Exit code 1 if any answer differs, or if what a row varies did not happen.
+    """
+    with _errors_in_words():
+        from rich.console import Console
+
+        from bench import equality_matrix as matrix
+        from bench.equality_record import has_passed, machine_features
+        from bench.equality_run import EqualityOptions, run_equality
+        from bench.equality_table import print_rows
+        from launcher.models import choose_models
+        from launcher.settings import LauncherSettings
+        from launcher.supervisor import stop_on_signals
+        from service_kit.cpu import available_cores, cpu_name
+        from service_kit.settings import CommonSettings, load_settings
+
+        options = EqualityOptions(
+            weight_formats=tuple(_names(formats, matrix.WEIGHT_FORMATS, "--formats")),
+            samplings=tuple(_names(samplings, matrix.SAMPLINGS, "--samplings")),
+            variations=tuple(matrix.choose(_names(",".join(only), matrix.FACTORS, "--only") if only else ())),
+            num_prompts=prompts,
+            max_tokens=tokens,
+            json_out=json_out,
+        )
+        console = Console()
+        common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
+        pair = choose_models(model, drafter, common, settings)
+        with stop_on_signals() as stop:
+            rows = run_equality(options, pair, common, settings, stop, console)
+        machine = f"{cpu_name()} ({', '.join(machine_features())}), {available_cores()} cores"
+        print_rows(console, rows, f"{pair.served_name} on {machine}")
+        if not has_passed(rows):
             raise typer.Exit(1)
 
 
@@ -186,11 +235,10 @@ def _integers(text: str, option: str) -> list[int]:
     return values
 
 
-def _modes(text: str) -> list[str]:
-    known = [mode.value for mode in VerifyMode]
+def _names(text: str, known: Collection[str], option: str) -> list[str]:
     values = [part.strip() for part in text.split(",")]
     if unknown := [value for value in values if value not in known]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint="--modes")
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=option)
     return list(dict.fromkeys(values))
 
 
