@@ -19,6 +19,7 @@ from service_kit.errors import ServiceError
 from service_kit.handoff import remove_orphans
 from service_kit.rpc import prepare_run_dir, socket_address, sync_server
 from service_kit.settings import CommonSettings, load_settings
+from service_kit.step_socket import StepServer, step_socket_path
 
 _STOP_GRACE_S = 5.0
 
@@ -45,6 +46,9 @@ def run(common: CommonSettings, settings: DrafterSettings) -> None:
         lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
         max_message_bytes=settings.max_message_bytes,
     )
+    steps = StepServer(
+        step_socket_path(common.run_dir, "drafter"), servicer.draft_bytes, max_message_bytes=settings.max_message_bytes
+    )
     server.start()
     health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
     logger.info("%s on %s after %.1f s", settings.model, address, time.monotonic() - started)
@@ -52,6 +56,7 @@ def run(common: CommonSettings, settings: DrafterSettings) -> None:
     stopping.wait()
     health.enter_graceful_shutdown()
     server.stop(_STOP_GRACE_S).wait()
+    steps.close()
     servicer.close()
     thread.stop()
 

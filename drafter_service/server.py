@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc
@@ -52,12 +51,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             span.set_attribute("dspark.ingested", sum(request.ingest_counts))
             return self._draft(request)
 
-    def DraftStream(
-        self, request_iterator: Iterator[drafter_pb2.DraftStreamRequest], context: Any = None
-    ) -> Iterator[drafter_pb2.DraftStreamResponse]:
-        """Serves calls one after the other."""
-        for request in request_iterator:
-            yield drafter_pb2.DraftStreamResponse(draft=self.Draft(request.draft))
+    def draft_bytes(self, message: bytes) -> bytes:
+        """Draft for `service_kit.step_socket`: messages serialised, never traced."""
+        return self.Draft(drafter_pb2.DraftRequest.FromString(message), None).SerializeToString()
 
     def _draft(self, request: drafter_pb2.DraftRequest) -> drafter_pb2.DraftResponse:
         work = work_from_pb(request)

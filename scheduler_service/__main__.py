@@ -22,6 +22,7 @@ from scheduler_service.transport import DrafterTransport, VerifierTransport
 from service_kit import rpc, telemetry
 from service_kit.errors import ServiceError, UnavailableError
 from service_kit.settings import CommonSettings, load_settings
+from service_kit.step_socket import step_socket_path
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
                 f"the {name} at {address} is not serving after {settings.startup_timeout_s:.0f} s: see its log, or "
                 "raise DSPARK_SCHEDULER_STARTUP_TIMEOUT_S"
             )
-    drafter = DrafterTransport(channels["drafter"]) if "drafter" in channels else None
-    return build_scheduler(settings, VerifierTransport(channels["verifier"]), drafter)
+    paths = {name: step_socket_path(common.run_dir, name) for name in channels}
+    drafter = DrafterTransport(channels["drafter"], paths["drafter"]) if "drafter" in channels else None
+    return build_scheduler(settings, VerifierTransport(channels["verifier"], paths["verifier"]), drafter)
 
 
 async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:

@@ -84,7 +84,7 @@ class _Probe:
 
     def _step(self, rows: list[tuple[int, int]], *, start: int, emits: bool) -> int:
         step_id = next(self._step_ids)
-        self._verifier.step(
+        self._verifier.send(
             StepCall(
                 step_id=step_id,
                 updates=self._batch.verifier_updates.take(),
@@ -97,27 +97,28 @@ class _Probe:
                 token_ids=[_TOKEN] * sum(num_tokens for num_tokens, _ in rows),
             )
         )
+        self._verifier.receive()
         return step_id
 
     def _draft(self, num_rows: int, *, ingest_step_id: int | None = None) -> None:
         self._round += 1
         ingest = [] if ingest_step_id is None else [ingest_step_id]
-        self._drafter.draft(
-            DraftCall(
-                step_id=next(self._step_ids),
-                updates=self._batch.drafter_updates.take(),
-                ingest_slots=[0] * len(ingest),
-                ingest_starts=[0] * len(ingest),
-                ingest_counts=[self._context_len] * len(ingest),
-                ingest_oldest_step_ids=ingest,
-                ingest_newest_step_ids=ingest,
-                row_slots=list(range(num_rows)),
-                row_anchor_ids=[_TOKEN] * num_rows,
-                row_anchor_positions=[self._context_len] * num_rows,
-                row_rounds=[self._round] * num_rows,
-                num_draft_tokens=self._batch.limits.block_size,
-            )
+        call = DraftCall(
+            step_id=next(self._step_ids),
+            updates=self._batch.drafter_updates.take(),
+            ingest_slots=[0] * len(ingest),
+            ingest_starts=[0] * len(ingest),
+            ingest_counts=[self._context_len] * len(ingest),
+            ingest_oldest_step_ids=ingest,
+            ingest_newest_step_ids=ingest,
+            row_slots=list(range(num_rows)),
+            row_anchor_ids=[_TOKEN] * num_rows,
+            row_anchor_positions=[self._context_len] * num_rows,
+            row_rounds=[self._round] * num_rows,
+            num_draft_tokens=self._batch.limits.block_size,
         )
+        self._drafter.send(call)
+        self._drafter.receive(call)
 
     def release(self) -> None:
         """Returns what was borrowed; the executors hear of it with the first real call."""

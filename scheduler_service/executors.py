@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from scheduler_service.executor_types import (
     VerifierInfo,
 )
 from scheduler_service.slot_updates import SlotUpdates
-from scheduler_service.transport import ExecutorError, Metadata, call_executor, nothing
+from scheduler_service.transport import ExecutorError, Metadata, calling
 
 _REGIMES = {
     Regime.GREEDY: types_pb2.REGIME_GREEDY,
@@ -35,12 +35,16 @@ class VerifierClient:
 
     def __init__(self, transport: Any, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
+        self._steps = transport.exchange("Step")
+        self._num_rows: deque[int] = deque()
+        """Rows of each step in flight, the oldest first."""
         self._session = self._epoch = 0
 
     def info(self) -> VerifierInfo:
         """What is loaded."""
         request = verifier_pb2.VerifierServiceGetInfoRequest()
-        reply = call_executor("verifier", self._transport.GetInfo, request, self._timeout_s)
+        with calling("verifier"):
+            reply = self._transport.GetInfo(request, timeout=self._timeout_s)
         defaults = reply.sampling_defaults
         names = [name for name in ("temperature", "top_k", "top_p", "min_p") if defaults.HasField(name)]
         return VerifierInfo(
@@ -71,12 +75,13 @@ class VerifierClient:
             draft_probs_arena=arenas.draft_probs,
             draft_to_target_arena=arenas.draft_to_target,
         )
-        reply = call_executor("verifier", self._transport.Attach, request, self._timeout_s)
+        with calling("verifier"):
+            reply = self._transport.Attach(request, timeout=self._timeout_s)
         self._session, self._epoch = sizes.session, reply.epoch
         return str(reply.features_arena)
 
-    def step(self, call: StepCall, metadata: Metadata = (), on_sent: Callable[[], None] = nothing) -> StepResult:
-        """One forward and acceptance. Raises ExecutorError."""
+    def send(self, call: StepCall, metadata: Metadata = ()) -> None:
+        """Puts a step on its way: one forward and acceptance. Raises ExecutorError."""
         request = verifier_pb2.StepRequest(
             session=self._session,
             epoch=self._epoch,
@@ -90,8 +95,15 @@ class VerifierClient:
             row_rounds=call.row_rounds,
             token_ids=call.token_ids,
         )
-        response = call_executor("verifier", self._transport.Step, request, self._timeout_s, metadata, on_sent)
-        num_rows = len(call.row_slots)
+        with calling("verifier"):
+            self._steps.send(request, self._timeout_s, metadata)
+        self._num_rows.append(len(call.row_slots))
+
+    def receive(self) -> StepResult:
+        """The result of the oldest step in flight. Raises ExecutorError; then no step is in flight any more."""
+        num_rows = self._num_rows.popleft()
+        with calling("verifier"):
+            response = self._steps.receive(self._timeout_s)
         if len(response.verify_lens) != num_rows or len(response.accepted_lens) != num_rows:
             raise ExecutorError(f"the verifier answered {len(response.verify_lens)} rows for {num_rows}")
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
@@ -110,12 +122,14 @@ class DrafterClient:
 
     def __init__(self, transport: Any, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
+        self._drafts = transport.exchange("Draft")
         self._session = self._epoch = 0
 
     def info(self) -> DrafterInfo:
         """What is loaded."""
         request = drafter_pb2.DrafterServiceGetInfoRequest()
-        reply = call_executor("drafter", self._transport.GetInfo, request, self._timeout_s)
+        with calling("drafter"):
+            reply = self._transport.GetInfo(request, timeout=self._timeout_s)
         return DrafterInfo(
             contract_version=reply.contract_version,
             model=reply.model,
@@ -137,12 +151,13 @@ class DrafterClient:
             max_model_len=sizes.max_model_len,
             features_arena=features_arena,
         )
-        reply = call_executor("drafter", self._transport.Attach, request, self._timeout_s)
+        with calling("drafter"):
+            reply = self._transport.Attach(request, timeout=self._timeout_s)
         self._session, self._epoch = sizes.session, reply.epoch
         return DraftArenas(reply.draft_probs_arena, reply.draft_to_target_arena)
 
-    def draft(self, call: DraftCall, metadata: Metadata = (), on_sent: Callable[[], None] = nothing) -> DraftResult:
-        """Ingests, then drafts. Raises ExecutorError."""
+    def send(self, call: DraftCall, metadata: Metadata = ()) -> None:
+        """Puts a call on its way: ingests, then drafts. Raises ExecutorError."""
         request = drafter_pb2.DraftRequest(
             session=self._session,
             epoch=self._epoch,
@@ -159,7 +174,13 @@ class DrafterClient:
             row_rounds=call.row_rounds,
             num_draft_tokens=call.num_draft_tokens,
         )
-        response = call_executor("drafter", self._transport.Draft, request, self._timeout_s, metadata, on_sent)
+        with calling("drafter"):
+            self._drafts.send(request, self._timeout_s, metadata)
+
+    def receive(self, call: DraftCall) -> DraftResult:
+        """The result of `call`, which was sent. Raises ExecutorError."""
+        with calling("drafter"):
+            response = self._drafts.receive(self._timeout_s)
         shape = (len(call.row_slots), call.num_draft_tokens)
         confidences = np.frombuffer(response.confidences, "<f4")
         if len(response.token_ids) != shape[0] * shape[1] or confidences.size != shape[0] * shape[1]:

@@ -78,7 +78,9 @@ class StepEngine:
             num_draft_tokens=block_size,
         )
         started = perf_counter_ns()
-        result = drafter.draft(call, metadata, self._flush)
+        drafter.send(call, metadata)
+        self._flush()
+        result = drafter.receive(call)
         self._ledger.draft_call_ns += perf_counter_ns() - started
         self._ledger.drafter_model_ns += result.model_ns
         self._acknowledge_ingests(plan, result.ingest_failures)
@@ -136,7 +138,9 @@ class StepEngine:
             token_ids=token_ids,
         )
         started = perf_counter_ns()
-        result = self._verifier.step(call, metadata, self._flush)
+        self._verifier.send(call, metadata)
+        self._flush()
+        result = self._verifier.receive()
         self._ledger.step_call_ns += perf_counter_ns() - started
         self._ledger.verifier_model_ns += result.model_ns
         self._ledger.verifier_accept_ns += result.accept_ns

@@ -1,32 +1,42 @@
-"""How calls reach an executor: over gRPC or within this process.
+"""How calls reach an executor: over its sockets or within this process.
 
-A transport has one method per RPC, called as method(request, timeout=..., metadata=..., on_sent=...); `on_sent` runs
-once the request is on its way (or just before it, where sending and waiting are one), so that work which does not
-concern the call overlaps with it.
+A transport has one method per RPC, called as method(request, timeout=...), and `exchange(name)` for the call of every
+step, which sends and receives apart: what does not concern the call is done in between.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 from service_kit.errors import ServiceError, UnavailableError
+from service_kit.step_socket import StepConnection
 
 Metadata = Sequence[tuple[str, str]]
 
-
-def nothing() -> None:
-    """Does nothing: the default of `on_sent`."""
+_RESPONSES = {"Step": verifier_pb2.StepResponse, "Draft": drafter_pb2.DraftResponse}
 
 
 class ExecutorError(UnavailableError):
     """A call to an executor failed as a whole; the scheduler cannot go on."""
+
+
+class Exchange(Protocol):
+    """Sends requests and receives their answers in order. An error ends every call in flight."""
+
+    def send(self, request: Any, timeout_s: float, metadata: Metadata) -> None:
+        """Puts a request on its way. One with metadata (a traced step) must be alone in flight."""
+        ...
+
+    def receive(self, timeout_s: float) -> Any:
+        """The answer to the oldest request in flight."""
+        ...
 
 
 class _InProcessContext:
@@ -42,6 +52,25 @@ class _InProcessContext:
         return True
 
 
+class _InProcessExchange:
+    """Requests wait here; receiving an answer runs the oldest."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self._requests: deque[tuple[Any, Metadata]] = deque()
+
+    def send(self, request: Any, timeout_s: float, metadata: Metadata) -> None:
+        self._requests.append((request, metadata))
+
+    def receive(self, timeout_s: float) -> Any:
+        request, metadata = self._requests.popleft()
+        try:
+            return self._method(request, _InProcessContext(metadata))
+        except BaseException:
+            self._requests.clear()
+            raise
+
+
 class InProcessTransport:
     """Calls a servicer object directly, without a process or a socket between."""
 
@@ -50,124 +79,71 @@ class InProcessTransport:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._servicer, name)
+        return lambda request, *, timeout=0.0: method(request, _InProcessContext(()))
 
-        def call(
-            request: Any, *, timeout: float = 0.0, metadata: Metadata = (), on_sent: Callable[[], None] = nothing
-        ) -> Any:
-            on_sent()
-            return method(request, _InProcessContext(metadata))
-
-        return call
+    def exchange(self, name: str) -> Exchange:
+        """Calls of the servicer's method `name`."""
+        return _InProcessExchange(getattr(self._servicer, name))
 
 
-class _Streamed:
-    """A unary method carried by one long-lived stream, which costs a third less than a call each. One caller at a time.
+class _SocketExchange:
+    """Requests over the executor's step socket; one with metadata by gRPC, which carries it."""
 
-    The stream opens at the first request and again after an error. A stream has no deadline per message: a watching
-    thread cancels it when one is overdue.
-    """
+    def __init__(self, unary: Any, path: Path, response: Any) -> None:
+        self._unary, self._response = unary, response
+        self._connection = StepConnection(path)
+        self._traced: Any = None
 
-    def __init__(self, open_stream: Callable[[Iterator[Any]], Any]) -> None:
-        self._open_stream = open_stream
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._responses: Any = None
-        self._deadline = float("inf")
-        threading.Thread(target=self._watch, name="stream-deadline", daemon=True).start()
+    def send(self, request: Any, timeout_s: float, metadata: Metadata) -> None:
+        if metadata:
+            self._traced = self._unary.future(request, timeout=timeout_s, metadata=metadata)
+        else:
+            self._connection.send(request.SerializeToString(), timeout_s)
 
-    def __call__(self, request: Any, timeout: float, on_sent: Callable[[], None]) -> Any:
-        if self._responses is None:
-            self._requests = queue.SimpleQueue()
-            self._responses = self._open_stream(iter(self._requests.get, None))
-        self._requests.put(request)
-        self._deadline = time.monotonic() + timeout
-        on_sent()
-        try:
-            return next(self._responses)
-        except BaseException as error:
-            is_overdue = time.monotonic() > self._deadline
-            self._requests.put(None)
-            self._responses = None
-            if is_overdue:
-                raise ExecutorError(f"no answer within {timeout:g} s") from error
-            raise
-        finally:
-            self._deadline = float("inf")
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(1.0)
-            if time.monotonic() > self._deadline and (responses := self._responses) is not None:
-                responses.cancel()
+    def receive(self, timeout_s: float) -> Any:
+        if self._traced is not None:
+            traced, self._traced = self._traced, None
+            return traced.result()
+        return self._response.FromString(self._connection.receive(timeout_s))
 
 
-class _GrpcTransport:
-    """Unary calls by stub; the call of every step by stream, unless it carries metadata (a traced step)."""
+class _SocketTransport:
+    """An executor behind a channel and a step socket."""
 
-    def __init__(self, stub: Any, stream: _Streamed) -> None:
-        self._stub, self._stream = stub, stream
+    def __init__(self, stub: Any, step_path: Path) -> None:
+        self._stub, self._step_path = stub, step_path
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return _sent_before(getattr(self._stub, name))
+        method: Callable[..., Any] = getattr(self._stub, name)
+        return method
+
+    def exchange(self, name: str) -> Exchange:
+        """Calls of the RPC `name`."""
+        return _SocketExchange(getattr(self._stub, name), self._step_path, _RESPONSES[name])
 
 
-class VerifierTransport(_GrpcTransport):
-    """A verifier behind a channel."""
+class VerifierTransport(_SocketTransport):
+    """A verifier behind sockets."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
-        super().__init__(stub, _Streamed(stub.StepStream))
-
-    def Step(
-        self, request: Any, *, timeout: float, metadata: Metadata = (), on_sent: Callable[[], None] = nothing
-    ) -> Any:
-        """One step."""
-        if metadata:
-            return _sent_before(self._stub.Step)(request, timeout=timeout, metadata=metadata, on_sent=on_sent)
-        return self._stream(verifier_pb2.StepStreamRequest(step=request), timeout, on_sent).step
+    def __init__(self, channel: grpc.Channel, step_path: Path) -> None:
+        super().__init__(verifier_pb2_grpc.VerifierServiceStub(channel), step_path)  # type: ignore[no-untyped-call]
 
 
-class DrafterTransport(_GrpcTransport):
-    """A drafter behind a channel."""
+class DrafterTransport(_SocketTransport):
+    """A drafter behind sockets."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
-        super().__init__(stub, _Streamed(stub.DraftStream))
-
-    def Draft(
-        self, request: Any, *, timeout: float, metadata: Metadata = (), on_sent: Callable[[], None] = nothing
-    ) -> Any:
-        """One draft call."""
-        if metadata:
-            return _sent_before(self._stub.Draft)(request, timeout=timeout, metadata=metadata, on_sent=on_sent)
-        return self._stream(drafter_pb2.DraftStreamRequest(draft=request), timeout, on_sent).draft
+    def __init__(self, channel: grpc.Channel, step_path: Path) -> None:
+        super().__init__(drafter_pb2_grpc.DrafterServiceStub(channel), step_path)  # type: ignore[no-untyped-call]
 
 
-def _sent_before(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A stub's method, which sends and waits at once: `on_sent` comes first."""
-
-    def call(request: Any, *, timeout: float, metadata: Metadata = (), on_sent: Callable[[], None] = nothing) -> Any:
-        on_sent()
-        return method(request, timeout=timeout, metadata=metadata)
-
-    return call
-
-
-def call_executor(
-    name: str,
-    method: Callable[..., Any],
-    request: Any,
-    timeout_s: float,
-    metadata: Metadata = (),
-    on_sent: Callable[[], None] = nothing,
-) -> Any:
-    """Calls `method` of a transport. Raises ExecutorError, in words, whatever went wrong."""
+@contextlib.contextmanager
+def calling(name: str) -> Iterator[None]:
+    """Raises ExecutorError, in words, whatever goes wrong in a call to the executor `name`."""
     try:
-        return method(request, timeout=timeout_s, metadata=metadata, on_sent=on_sent)
+        yield
     except grpc.RpcError as error:
         code = error.code().name if hasattr(error, "code") else type(error).__name__
         details = error.details() if hasattr(error, "details") else str(error)
         raise ExecutorError(f"{name}: {code}: {details}") from error
-    except StopIteration as error:
-        raise ExecutorError(f"{name}: the stream ended") from error
     except ServiceError as error:
         raise ExecutorError(f"{name}: {error.status}: {error.message}") from error

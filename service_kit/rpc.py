@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,16 @@ def prepare_run_dir(run_dir: Path) -> None:
     run_dir.chmod(0o700)
 
 
-def _details(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """The status and the words a caller gets for `error`."""
     if isinstance(error, ServiceError):
-        metadata = ((FIELD_METADATA, error.field),) if error.field else ()
-        return grpc.StatusCode[error.status], error.message, metadata
-    return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ()
+        return grpc.StatusCode[error.status], error.message
+    return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+
+
+def _details(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    field = error.field if isinstance(error, ServiceError) else ""
+    return *status_of(error), ((FIELD_METADATA, field),) if field else ()
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> None:
@@ -76,15 +81,6 @@ class _SyncErrors(grpc.ServerInterceptor):
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
-        if handler.stream_stream is not None:
-
-            def stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-                try:
-                    yield from handler.stream_stream(requests, context)
-                except Exception as error:
-                    _abort(context, error)
-
-            return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:

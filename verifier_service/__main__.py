@@ -17,6 +17,7 @@ from service_kit.errors import ServiceError
 from service_kit.handoff import remove_orphans
 from service_kit.rpc import prepare_run_dir, socket_address, sync_server
 from service_kit.settings import CommonSettings, load_settings
+from service_kit.step_socket import StepServer, step_socket_path
 from verifier_service.server import SERVICE_NAME, load_servicer
 from verifier_service.settings import VerifierSettings
 
@@ -45,6 +46,9 @@ def run(common: CommonSettings, settings: VerifierSettings) -> None:
         lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
         max_message_bytes=settings.max_message_bytes,
     )
+    steps = StepServer(
+        step_socket_path(common.run_dir, "verifier"), servicer.step_bytes, max_message_bytes=settings.max_message_bytes
+    )
     server.start()
     health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
     logger.info("%s on %s after %.1f s", settings.model, address, time.monotonic() - started)
@@ -52,6 +56,7 @@ def run(common: CommonSettings, settings: VerifierSettings) -> None:
     stopping.wait()
     health.enter_graceful_shutdown()
     server.stop(_STOP_GRACE_S).wait()
+    steps.close()
     servicer.close()
     thread.stop()
 

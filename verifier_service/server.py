@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from dspark.v1 import verifier_pb2, verifier_pb2_grpc
@@ -50,12 +49,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             span.set_attribute("dspark.accepted", sum(response.accepted_lens))
             return response
 
-    def StepStream(
-        self, request_iterator: Iterator[verifier_pb2.StepStreamRequest], context: Any
-    ) -> Iterator[verifier_pb2.StepStreamResponse]:
-        """Runs steps one after the other."""
-        for request in request_iterator:
-            yield verifier_pb2.StepStreamResponse(step=self.Step(request.step, None))
+    def step_bytes(self, message: bytes) -> bytes:
+        """Step for `service_kit.step_socket`: messages serialised, never traced."""
+        return self.Step(verifier_pb2.StepRequest.FromString(message), None).SerializeToString()
 
     def Profile(self, request: verifier_pb2.ProfileRequest, context: Any) -> verifier_pb2.ProfileResponse:
         """Times forwards of one shape."""

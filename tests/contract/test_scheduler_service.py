@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2
 
 from scheduler_service.server import SERVICE_NAME, SchedulerServicer
 from service_kit import rpc
+from service_kit.step_socket import StepServer, step_socket_path
 
 _BYTES = 2**20
 _GREEDY_PB = scheduler_pb2.SamplingParams(temperature=0.0)
@@ -164,7 +165,7 @@ def test_a_client_that_leaves_gives_everything_back(address: str, how: str) -> N
 @contextmanager
 def _executors(run_dir: Path, pair: tuple[FakeVerifier, FakeDrafter]) -> Iterator[None]:
     """Both fakes behind real sockets."""
-    servers = []
+    servers, steps = [], []
     add = (
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server,
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server,
@@ -178,11 +179,15 @@ def _executors(run_dir: Path, pair: tuple[FakeVerifier, FakeDrafter]) -> Iterato
             max_message_bytes=_BYTES,
         )
         health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        call = servicer.step_bytes if name == "verifier" else servicer.draft_bytes  # type: ignore[union-attr]
+        steps.append(StepServer(step_socket_path(run_dir, name), call, max_message_bytes=_BYTES))
         server.start()
         servers.append(server)
     try:
         yield
     finally:
+        for each in steps:
+            each.close()
         with ThreadPoolExecutor() as pool:
             for server in servers:
                 pool.submit(lambda s=server: s.stop(0).wait())  # type: ignore[misc]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,9 +121,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             self.limits = request
         return verifier_pb2.VerifierServiceAttachResponse(epoch=7, features_arena="features")
 
-    def StepStream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        for request in requests:
-            yield verifier_pb2.StepStreamResponse(step=self.Step(request.step, context))
+    def step_bytes(self, message: bytes) -> bytes:
+        answer: bytes = self.Step(verifier_pb2.StepRequest.FromString(message), None).SerializeToString()
+        return answer
 
     def Step(self, request: Any, context: Any) -> Any:
         if self.gate is not None:
@@ -230,9 +229,9 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.session = request.session
         return drafter_pb2.DrafterServiceAttachResponse(epoch=9, draft_probs_arena="draft-probs")
 
-    def DraftStream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        for request in requests:
-            yield drafter_pb2.DraftStreamResponse(draft=self.Draft(request.draft, context))
+    def draft_bytes(self, message: bytes) -> bytes:
+        answer: bytes = self.Draft(drafter_pb2.DraftRequest.FromString(message), None).SerializeToString()
+        return answer
 
     def Draft(self, request: Any, context: Any) -> Any:
         if self.raises is not None:

@@ -103,18 +103,6 @@ class DraftRequest(_message.Message):
     num_draft_tokens: int
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., ingest_slots: _Optional[_Iterable[int]] = ..., ingest_starts: _Optional[_Iterable[int]] = ..., ingest_counts: _Optional[_Iterable[int]] = ..., ingest_oldest_step_ids: _Optional[_Iterable[int]] = ..., ingest_newest_step_ids: _Optional[_Iterable[int]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_anchor_ids: _Optional[_Iterable[int]] = ..., row_anchor_positions: _Optional[_Iterable[int]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
 
-class DraftStreamRequest(_message.Message):
-    __slots__ = ("draft",)
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
-    draft: DraftRequest
-    def __init__(self, draft: _Optional[_Union[DraftRequest, _Mapping]] = ...) -> None: ...
-
-class DraftStreamResponse(_message.Message):
-    __slots__ = ("draft",)
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
-    draft: DraftResponse
-    def __init__(self, draft: _Optional[_Union[DraftResponse, _Mapping]] = ...) -> None: ...
-
 class DraftResponse(_message.Message):
     __slots__ = ("token_ids", "confidences", "ingest_failures", "timings")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -50,11 +50,6 @@ class DrafterServiceStub:
                 request_serializer=dspark_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
                 response_deserializer=dspark_dot_v1_dot_drafter__pb2.DraftResponse.FromString,
                 _registered_method=True)
-        self.DraftStream = channel.stream_stream(
-                '/dspark.v1.DrafterService/DraftStream',
-                request_serializer=dspark_dot_v1_dot_drafter__pb2.DraftStreamRequest.SerializeToString,
-                response_deserializer=dspark_dot_v1_dot_drafter__pb2.DraftStreamResponse.FromString,
-                _registered_method=True)
 
 
 class DrafterServiceServicer:
@@ -78,15 +73,8 @@ class DrafterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request, context):
-        """Ingests target features into the draft context, then drafts one block for each row.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DraftStream(self, request_iterator, context):
-        """The same, call after call over one long-lived stream, which costs less than a call each: each request is
-        answered before the next is read. A refused call ends the stream with its status.
+        """Ingests target features into the draft context, then drafts one block for each row. Over the executor's step
+        socket, like VerifierService.Step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,11 +97,6 @@ def add_DrafterServiceServicer_to_server(servicer, server):
                     servicer.Draft,
                     request_deserializer=dspark_dot_v1_dot_drafter__pb2.DraftRequest.FromString,
                     response_serializer=dspark_dot_v1_dot_drafter__pb2.DraftResponse.SerializeToString,
-            ),
-            'DraftStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.DraftStream,
-                    request_deserializer=dspark_dot_v1_dot_drafter__pb2.DraftStreamRequest.FromString,
-                    response_serializer=dspark_dot_v1_dot_drafter__pb2.DraftStreamResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -198,33 +181,6 @@ class DrafterService:
             '/dspark.v1.DrafterService/Draft',
             dspark_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
             dspark_dot_v1_dot_drafter__pb2.DraftResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DraftStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dspark.v1.DrafterService/DraftStream',
-            dspark_dot_v1_dot_drafter__pb2.DraftStreamRequest.SerializeToString,
-            dspark_dot_v1_dot_drafter__pb2.DraftStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

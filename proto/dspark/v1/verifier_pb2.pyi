@@ -115,18 +115,6 @@ class StepRequest(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class StepStreamRequest(_message.Message):
-    __slots__ = ("step",)
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    step: StepRequest
-    def __init__(self, step: _Optional[_Union[StepRequest, _Mapping]] = ...) -> None: ...
-
-class StepStreamResponse(_message.Message):
-    __slots__ = ("step",)
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    step: StepResponse
-    def __init__(self, step: _Optional[_Union[StepResponse, _Mapping]] = ...) -> None: ...
-
 class StepResponse(_message.Message):
     __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings")
     VERIFY_LENS_FIELD_NUMBER: _ClassVar[int]

@@ -50,11 +50,6 @@ class VerifierServiceStub:
                 request_serializer=dspark_dot_v1_dot_verifier__pb2.StepRequest.SerializeToString,
                 response_deserializer=dspark_dot_v1_dot_verifier__pb2.StepResponse.FromString,
                 _registered_method=True)
-        self.StepStream = channel.stream_stream(
-                '/dspark.v1.VerifierService/StepStream',
-                request_serializer=dspark_dot_v1_dot_verifier__pb2.StepStreamRequest.SerializeToString,
-                response_deserializer=dspark_dot_v1_dot_verifier__pb2.StepStreamResponse.FromString,
-                _registered_method=True)
         self.Profile = channel.unary_unary(
                 '/dspark.v1.VerifierService/Profile',
                 request_serializer=dspark_dot_v1_dot_verifier__pb2.ProfileRequest.SerializeToString,
@@ -82,15 +77,9 @@ class VerifierServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Step(self, request, context):
-        """Computes prefill chunks and verify rows in one forward, accepts drafts, samples.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StepStream(self, request_iterator, context):
-        """The same, step after step over one long-lived stream, which costs less than a call each: each request is
-        answered before the next is read. A refused step ends the stream with its status.
+        """Computes prefill chunks and verify rows in one forward, accepts drafts, samples. The scheduler sends the same
+        messages over the executor's step socket (service_kit/step_socket.py), which costs a fraction of a gRPC call, and
+        calls this for steps that are traced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,11 +109,6 @@ def add_VerifierServiceServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=dspark_dot_v1_dot_verifier__pb2.StepRequest.FromString,
                     response_serializer=dspark_dot_v1_dot_verifier__pb2.StepResponse.SerializeToString,
-            ),
-            'StepStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.StepStream,
-                    request_deserializer=dspark_dot_v1_dot_verifier__pb2.StepStreamRequest.FromString,
-                    response_serializer=dspark_dot_v1_dot_verifier__pb2.StepStreamResponse.SerializeToString,
             ),
             'Profile': grpc.unary_unary_rpc_method_handler(
                     servicer.Profile,
@@ -214,33 +198,6 @@ class VerifierService:
             '/dspark.v1.VerifierService/Step',
             dspark_dot_v1_dot_verifier__pb2.StepRequest.SerializeToString,
             dspark_dot_v1_dot_verifier__pb2.StepResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def StepStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dspark.v1.VerifierService/StepStream',
-            dspark_dot_v1_dot_verifier__pb2.StepStreamRequest.SerializeToString,
-            dspark_dot_v1_dot_verifier__pb2.StepStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
