@@ -6,9 +6,32 @@ import numpy as np
 from torch import Tensor
 
 from kernels.cpu.jit import types
-from kernels.cpu.native import Kernel, arguments_of, float_argument, floats, int_arguments, ints, next_item, run_items
+from kernels.cpu.native import (
+    Kernel,
+    arguments_of,
+    float_argument,
+    floats,
+    int_arguments,
+    ints,
+    keep,
+    next_item,
+    run_items,
+)
 from kernels.cpu.pages import Pages, pages_of, query_factor, rotate_head
-from kernels.cpu.running_softmax import PARALLEL_WORK, Chunk, attend, attend_pages, finish, make_scratch, scratch_size
+from kernels.cpu.running_softmax import (
+    CHUNK,
+    PARALLEL_WORK,
+    SEGMENT,
+    Chunk,
+    attend,
+    attend_pages,
+    finish,
+    make_queries,
+    make_state,
+    merge,
+    queries_size,
+    state_size,
+)
 from kernels.cpu.simd import LANES, load_int
 
 
@@ -28,7 +51,10 @@ def _body(work: int) -> None:
     pages = Pages(*numbers[10:])
     head_dim, group = pages.head_dim, num_heads // pages.num_kv_heads
     row_size = (num_heads + 2 * pages.num_kv_heads) * head_dim
-    memory = np.empty(scratch_size(block_len * group, head_dim), np.float32)
+    num_queries = block_len * group
+    size, states = state_size(num_queries, head_dim), queries_size(num_queries, head_dim)
+    memory = np.empty(states + 2 * size, np.float32)
+    base = memory.ctypes.data
     rotated = np.empty(head_dim, np.float32)
     lanes = (block_len + LANES - 1) // LANES * LANES
     block_keys = np.zeros(head_dim * lanes, np.float32)
@@ -38,33 +64,56 @@ def _body(work: int) -> None:
         block, kv_head = item // pages.num_kv_heads, item % pages.num_kv_heads
         anchor, slot = types.int64(load_int(anchors, block)), types.int64(load_int(row_slots, block))
         begin = block * block_len
-        scratch = make_scratch(memory.ctypes.data, block_len * group, head_dim)
+        queries = make_queries(base, block_len, group, head_dim)
         for row in range(block_len):
             position = anchor + row
             first_seen[row] = max(0, position - window + 1) if window > 0 else 0
             last_seen[row] = anchor - 1
             for head in range(group):
                 source = (begin + row) * row_size + (kv_head * group + head) * head_dim
-                target = scratch.queries + (row * group + head) * head_dim
-                factor = query_factor(head_dim)
-                rotate_head(qkv, source, position, pages, q_norm, eps, factor, scratch.base, target)
+                target = queries.queries + (row * group + head) * head_dim
+                rotate_head(qkv, source, position, pages, q_norm, eps, query_factor(head_dim), base, target)
             source = (begin + row) * row_size + (num_heads + kv_head) * head_dim
             rotate_head(qkv, source, position, pages, k_norm, eps, 1.0, rotated.ctypes.data, 0)
             for element in range(head_dim):
                 block_keys[element * lanes + row] = rotated[element]
-        attend_pages(scratch, block_len, group, first_seen, last_seen, pages, slot, kv_head)
+        total = make_state(base, states, num_queries, head_dim)
+        for start in range(first_seen[0] // SEGMENT * SEGMENT, anchor, SEGMENT):
+            own = make_state(base, states + size, num_queries, head_dim)
+            attend_pages(queries, own, first_seen, last_seen, pages, slot, kv_head, start, start + SEGMENT)
+            merge(total, own, num_queries, head_dim)
         for row in range(block_len):
             last_seen[row] = anchor + (block_len if window == 0 else min(block_len, row + window)) - 1
-        value_start = begin * row_size + (num_heads + pages.num_kv_heads + kv_head) * head_dim
-        for offset in range(0, block_len, LANES):
-            starts = offset, value_start + offset * row_size
-            chunk = Chunk(anchor + offset, block_keys.ctypes.data, starts[0], lanes, qkv, starts[1], row_size, *starts)
-            attend(scratch, block_len, group, head_dim, first_seen, last_seen, chunk)
+        own = make_state(base, states + size, num_queries, head_dim)
+        for offset in range(0, block_len, CHUNK):
+            value_start = (begin + offset) * row_size + (num_heads + pages.num_kv_heads + kv_head) * head_dim
+            count = min(block_len - offset, CHUNK)
+            last = (count - 1) // LANES * LANES  # vectors beyond the block repeat its last
+            two, three, four = min(LANES, last), min(2 * LANES, last), min(3 * LANES, last)
+            chunk = Chunk(
+                anchor + offset,
+                0,
+                count,
+                block_keys.ctypes.data,
+                (offset, offset + two, offset + three, offset + four),
+                lanes,
+                qkv,
+                (
+                    value_start,
+                    value_start + two * row_size,
+                    value_start + three * row_size,
+                    value_start + four * row_size,
+                ),
+                row_size,
+            )
+            attend(queries, own, first_seen, last_seen, chunk, chunk)
+        merge(total, own, num_queries, head_dim)
         for row in range(block_len):
             for head in range(group):
                 target = ((begin + row) * num_heads + kv_head * group + head) * head_dim
-                finish(scratch, row * group + head, head_dim, out, target)
+                finish(total, row * group + head, head_dim, out, target)
         item = next_item(work)
+    keep(memory)
 
 
 BLOCK = Kernel("19qd", _entry, _body)

@@ -70,10 +70,21 @@ def _header(typing_context: Any, arguments: Any) -> Any:
 
 
 @compiled
+def run_items_of(plan: int, arguments: int, is_parallel: bool) -> None:
+    """As `run_items`, but `arguments_of` gives the body `plan`, an address of the entry's choice."""
+    body, pool = _header(arguments)
+    run_region(pool if is_parallel else 0, body, plan)
+
+
+@compiled
 def run_items(arguments: int, is_parallel: bool) -> None:
     """In an entry: runs the kernel's body, with helpers if that `is_parallel`; returns when every item is done."""
-    body, pool = _header(arguments)
-    run_region(pool if is_parallel else 0, body, arguments)
+    run_items_of(arguments, arguments, is_parallel)
+
+
+@compiled
+def keep(array: Any) -> None:
+    """Called after the last use of an array's address: an array is freed after its own last use, addresses are none."""
 
 
 @intrinsic

@@ -1,21 +1,22 @@
-"""What the attention kernels for CPUs share: one running softmax over chunks of 16 positions.
+"""What the attention kernels for CPUs share: a softmax that runs over the positions of a context.
 
-A query meets the chunks of its context in order of position, whatever page they are on, with the same arithmetic in
-each: scores of 16 positions in the 16 lanes (even and odd elements of the head summed apart), maximum, rescale,
-weighted sum of V position by position. Positions that a query does not see have weight exactly 0, and a chunk of such
-positions leaves its state as it was. So a result depends on the query and its context alone, never on other rows.
-Softmax with a running maximum: Milakov & Gimelshein 2018.
+The arithmetic of a query is fixed by its own context. Positions are cut into segments of 256 and these into chunks of
+64, counted from position 0, whatever pages they are on. A segment runs over its chunks: scores of 16 positions in the
+16 lanes (one chain of fused multiply-adds over the head), maximum, rescale, weighted sum of V position by position.
+Segments are computed apart and merged in order, so that threads can share one row's context. Positions that a query
+does not see have weight exactly 0, and chunks or segments of such positions leave a state as it was: they are skipped
+or not with the same result. Which queries share a chunk's K and V, and in which registers, changes nothing.
+Softmax with a running maximum: Milakov & Gimelshein 2018; merged parts: Dao et al. 2023 (Flash-Decoding).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernels.cpu.jit import compiled, types
+from kernels.cpu.jit import HAS_AVX512, compiled, types
 from kernels.cpu.pages import Pages, locate
 from kernels.cpu.simd import (
     LANES,
-    add_each,
     exp2,
     fma,
     fma_each,
@@ -24,6 +25,7 @@ from kernels.cpu.simd import (
     load_each,
     load_float,
     max_lanes,
+    maximum,
     prefetch,
     scale_each,
     splat,
@@ -33,182 +35,289 @@ from kernels.cpu.simd import (
     sum_lanes,
 )
 
+_VECTORS = 4
+CHUNK = _VECTORS * LANES
+SEGMENT = 4 * CHUNK
 _FLOOR = -1e30
 """Below any score, and finite: differences are numbers even before the first visible position."""
-_UNROLLED = 4
-"""Queries whose sums are in registers together; they share every K and V that is loaded."""
+_HAS_WIDE_TILES = HAS_AVX512
+"""Room for the sums of 6 queries in registers; they share every K and V that is loaded."""
+
+PARALLEL_WORK = 1 << 18
+"""Elements of queries times positions read, above which a second thread pays."""
 
 
-PARALLEL_WORK = 1 << 19
-"""Elements of queries times positions read, above which a second thread pays (some 20 µs of work)."""
-
-
-class Scratch(NamedTuple):
-    """Working memory of one group of queries, as element offsets from `base`."""
+class State(NamedTuple):
+    """Softmax of queries over a part of their context, as element offsets from `base`."""
 
     base: int
-    queries: int  # [num_queries, head_dim], rotated, times log2(e) / sqrt(head_dim)
     sums: int  # [num_queries, head_dim], weighted sums of V
     weights: int  # [num_queries, 16], sums of softmax weights by lane
     maxima: int  # [num_queries], largest score so far
-    scores: int  # [4, 16], then weights of one chunk
-    rescales: int  # [4, 16]
+
+
+class Queries(NamedTuple):
+    """A group of queries (row · group + head) and working memory, as element offsets from `base`."""
+
+    base: int
+    num_rows: int
+    group: int  # queries of a row
+    head_dim: int
+    queries: int  # [num_queries, head_dim], rotated, times log2(e) / sqrt(head_dim)
+    scores: int  # [num_queries, CHUNK], then weights of one chunk
+    rescales: int  # [num_queries, 16]
 
 
 class Chunk(NamedTuple):
-    """Sixteen positions of K and V, as addresses and element offsets."""
+    """Up to 64 positions of K and V, as addresses and element offsets."""
 
     position: int  # of the first of them
+    first_vector: int  # vectors of 16 positions that any query may see; others are not read
+    num_lanes: int  # positions from the first of the chunk to the last that any query sees
     keys: int
-    key_start: int
+    key_starts: Any  # 4 vectors
     key_stride: int  # from one element of the head to the next; positions are adjacent
     values: int
-    value_start: int
+    value_starts: Any  # 4 vectors
     value_stride: int  # from one position to the next; elements are adjacent
-    next_key_start: int  # of the chunk that will be read next, to have it in cache by then
-    next_value_start: int
 
 
 @compiled
-def scratch_size(num_queries: int, head_dim: int) -> int:
-    """Elements of a `Scratch`."""
-    return num_queries * (2 * head_dim + LANES + 1) + 2 * _UNROLLED * LANES
+def state_size(num_queries: int, head_dim: int) -> int:
+    """Elements of a `State`."""
+    return num_queries * (head_dim + LANES + 1)
 
 
 @compiled
-def make_scratch(base: int, num_queries: int, head_dim: int) -> Scratch:
-    """Lays out a `Scratch` in `scratch_size` elements at `base` and empties its state."""
-    sums = num_queries * head_dim
-    weights = sums + num_queries * head_dim
-    scores = weights + num_queries * LANES
-    rescales = scores + _UNROLLED * LANES
-    maxima = rescales + _UNROLLED * LANES
-    for index in range(sums, scores, LANES):
+def state_at(base: int, start: int, num_queries: int, head_dim: int) -> State:
+    """The `State` in `state_size` elements from `start`."""
+    weights = start + num_queries * head_dim
+    return State(base, start, weights, weights + num_queries * LANES)
+
+
+@compiled
+def make_state(base: int, start: int, num_queries: int, head_dim: int) -> State:
+    """An empty `State` in `state_size` elements from `start`."""
+    state: State = state_at(base, start, num_queries, head_dim)
+    for index in range(start, state.maxima, LANES):
         store(base, index, splat(0.0))
     for query in range(num_queries):
-        store_float(base, maxima + query, types.float32(_FLOOR))
-    return Scratch(base, 0, sums, weights, maxima, scores, rescales)
+        store_float(base, state.maxima + query, types.float32(_FLOOR))
+    return state
 
 
 @compiled
-def _score(zeros: Any, scratch: Scratch, queries: int, head_dim: int, chunk: Chunk, is_first: bool) -> None:
-    even, odd = zeros, zeros
-    for element in range(0, head_dim, 2):
-        if is_first:
-            prefetch(chunk.keys, chunk.next_key_start + element * chunk.key_stride)
-            prefetch(chunk.keys, chunk.next_key_start + (element + 1) * chunk.key_stride)
-            prefetch(chunk.values, chunk.next_value_start + element * LANES)
-            prefetch(chunk.values, chunk.next_value_start + (element + 1) * LANES)
-        key = load(chunk.keys, chunk.key_start + element * chunk.key_stride)
-        even = fma_each(even, scratch.base, queries + element, head_dim, key)
-        key = load(chunk.keys, chunk.key_start + (element + 1) * chunk.key_stride)
-        odd = fma_each(odd, scratch.base, queries + element + 1, head_dim, key)
-    store_each(add_each(even, odd), scratch.base, scratch.scores, LANES)
+def queries_size(num_queries: int, head_dim: int) -> int:
+    """Elements of `Queries`."""
+    return num_queries * (head_dim + CHUNK + LANES)
 
 
 @compiled
-def _weigh(scratch: Scratch, query: int, slot: int, first_lane: int, last_lane: int) -> None:
-    base, scores = scratch.base, scratch.scores + slot * LANES
-    visible = keep_lanes(load(base, scores), first_lane, last_lane, splat(_FLOOR))
-    old_maximum = load_float(base, scratch.maxima + query)
-    maximum = max(old_maximum, max_lanes(visible))
-    rescale = exp2(splat(old_maximum - maximum))
-    weights = keep_lanes(exp2(visible - splat(maximum)), first_lane, last_lane, splat(0.0))
-    total = scratch.weights + query * LANES
-    store(base, total, fma(load(base, total), rescale, weights))
-    store_float(base, scratch.maxima + query, maximum)
-    store(base, scratch.rescales + slot * LANES, rescale)
-    store(base, scores, weights)
+def make_queries(base: int, num_rows: int, group: int, head_dim: int) -> Queries:
+    """Lays out `Queries` in `queries_size` elements at `base`."""
+    scores = num_rows * group * head_dim
+    rescales = scores + num_rows * group * CHUNK
+    return Queries(base, num_rows, group, head_dim, 0, scores, rescales)
 
 
 @compiled
-def _accumulate(zeros: Any, scratch: Scratch, sums: int, head_dim: int, chunk: Chunk, num_lanes: int) -> None:
-    base, scores = scratch.base, scratch.scores
-    paired = head_dim - head_dim % (2 * LANES)
-    for offset in range(0, paired, 2 * LANES):
-        left = scale_each(load_each(zeros, base, sums + offset, head_dim), base, scratch.rescales, LANES)
-        right = scale_each(load_each(zeros, base, sums + offset + LANES, head_dim), base, scratch.rescales, LANES)
-        for lane in range(num_lanes):
-            value = chunk.value_start + lane * chunk.value_stride + offset
-            left = fma_each(left, base, scores + lane, LANES, load(chunk.values, value))
-            right = fma_each(right, base, scores + lane, LANES, load(chunk.values, value + LANES))
-        store_each(left, base, sums + offset, head_dim)
-        store_each(right, base, sums + offset + LANES, head_dim)
-    if paired < head_dim:
-        left = scale_each(load_each(zeros, base, sums + paired, head_dim), base, scratch.rescales, LANES)
-        for lane in range(num_lanes):
-            value = load(chunk.values, chunk.value_start + lane * chunk.value_stride + paired)
-            left = fma_each(left, base, scores + lane, LANES, value)
-        store_each(left, base, sums + paired, head_dim)
+def _score(zeros: Any, queries: Queries, query: int, chunk: Chunk, ahead: Chunk) -> None:
+    first, second, third, fourth = zeros, zeros, zeros, zeros
+    base, head_dim, stride = queries.base, queries.head_dim, chunk.key_stride
+    starts, next_starts = chunk.key_starts, ahead.key_starts
+    source, target = queries.queries + query * head_dim, queries.scores + query * CHUNK
+    for element in range(head_dim):
+        place = element * stride
+        if query == 0:
+            for vector in range(_VECTORS):
+                prefetch(ahead.keys, next_starts[vector] + place)
+        first = fma_each(first, base, source + element, head_dim, load(chunk.keys, starts[0] + place))
+        second = fma_each(second, base, source + element, head_dim, load(chunk.keys, starts[1] + place))
+        third = fma_each(third, base, source + element, head_dim, load(chunk.keys, starts[2] + place))
+        fourth = fma_each(fourth, base, source + element, head_dim, load(chunk.keys, starts[3] + place))
+    store_each(first, base, target, CHUNK)
+    store_each(second, base, target + LANES, CHUNK)
+    store_each(third, base, target + 2 * LANES, CHUNK)
+    store_each(fourth, base, target + 3 * LANES, CHUNK)
 
 
 @compiled
-def _attend_few(
-    zeros: Any,
-    scratch: Scratch,
-    start: int,
-    group: int,
-    head_dim: int,
-    first_seen: Any,
-    last_seen: Any,
-    chunk: Chunk,
-    num_lanes: int,
-) -> None:
-    _score(zeros, scratch, scratch.queries + start * head_dim, head_dim, chunk, start == 0)
-    for slot in range(len(zeros)):
-        row = (start + slot) // group
-        first_lane, last_lane = first_seen[row] - chunk.position, last_seen[row] - chunk.position
-        _weigh(scratch, start + slot, slot, first_lane, last_lane)
-    _accumulate(zeros, scratch, scratch.sums + start * head_dim, head_dim, chunk, num_lanes)
+def _visible(queries: Queries, place: int, vector: int, first: int, last: int) -> Any:
+    scores = load(queries.base, place + vector * LANES)
+    return keep_lanes(scores, first - vector * LANES, last - vector * LANES, splat(_FLOOR))
 
 
 @compiled
-def attend(
-    scratch: Scratch, num_rows: int, group: int, head_dim: int, first_seen: Any, last_seen: Any, chunk: Chunk
-) -> None:
-    """Takes one chunk into the state of all queries (row · group + head); a row sees positions first … last."""
+def _weight(queries: Queries, place: int, vector: int, first: int, last: int, score: Any, largest: Any) -> Any:
+    weight = keep_lanes(exp2(score - largest), first - vector * LANES, last - vector * LANES, splat(0.0))
+    store(queries.base, place + vector * LANES, weight)
+    return weight
+
+
+@compiled
+def _weigh(queries: Queries, state: State, query: int, first: int, last: int) -> None:
+    """Scores of a query to weights, of which those outside lanes first … last are 0."""
+    place = queries.scores + query * CHUNK
+    one = _visible(queries, place, 0, first, last)
+    two = _visible(queries, place, 1, first, last)
+    three = _visible(queries, place, 2, first, last)
+    four = _visible(queries, place, 3, first, last)
+    old = load_float(state.base, state.maxima + query)
+    new = max(old, max_lanes(maximum(maximum(one, two), maximum(three, four))))
+    largest, rescale = splat(new), exp2(splat(old - new))
+    left: Any = _weight(queries, place, 0, first, last, one, largest)
+    left = left + _weight(queries, place, 1, first, last, two, largest)
+    right: Any = _weight(queries, place, 2, first, last, three, largest)
+    right = right + _weight(queries, place, 3, first, last, four, largest)
+    total = state.weights + query * LANES
+    store(state.base, total, fma(load(state.base, total), rescale, left + right))
+    store_float(state.base, state.maxima + query, new)
+    store(queries.base, queries.rescales + query * LANES, rescale)
+
+
+@compiled
+def _accumulate(zeros: Any, queries: Queries, state: State, query: int, chunk: Chunk, ahead: Chunk) -> None:
+    base, head_dim, width = queries.base, queries.head_dim, _VECTORS * LANES
+    weights, rescales = queries.scores + query * CHUNK, queries.rescales + query * LANES
+    wide = head_dim - head_dim % width
+    for offset in range(0, wide, width):
+        place = state.sums + query * head_dim + offset
+        first = scale_each(load_each(zeros, state.base, place, head_dim), base, rescales, LANES)
+        second = scale_each(load_each(zeros, state.base, place + LANES, head_dim), base, rescales, LANES)
+        third = scale_each(load_each(zeros, state.base, place + 2 * LANES, head_dim), base, rescales, LANES)
+        fourth = scale_each(load_each(zeros, state.base, place + 3 * LANES, head_dim), base, rescales, LANES)
+        for vector in range(chunk.first_vector, (chunk.num_lanes + LANES - 1) // LANES):
+            value, next_value = chunk.value_starts[vector] + offset, ahead.value_starts[vector] + offset
+            for lane in range(vector * LANES, min(vector * LANES + LANES, chunk.num_lanes)):
+                if query == 0:
+                    for part in range(_VECTORS):
+                        prefetch(ahead.values, next_value + part * LANES)
+                first = fma_each(first, base, weights + lane, CHUNK, load(chunk.values, value))
+                second = fma_each(second, base, weights + lane, CHUNK, load(chunk.values, value + LANES))
+                third = fma_each(third, base, weights + lane, CHUNK, load(chunk.values, value + 2 * LANES))
+                fourth = fma_each(fourth, base, weights + lane, CHUNK, load(chunk.values, value + 3 * LANES))
+                value += chunk.value_stride
+                next_value += ahead.value_stride
+        store_each(first, state.base, place, head_dim)
+        store_each(second, state.base, place + LANES, head_dim)
+        store_each(third, state.base, place + 2 * LANES, head_dim)
+        store_each(fourth, state.base, place + 3 * LANES, head_dim)
+    for offset in range(wide, head_dim, LANES):
+        place = state.sums + query * head_dim + offset
+        only = scale_each(load_each(zeros, state.base, place, head_dim), base, rescales, LANES)
+        for vector in range(chunk.first_vector, (chunk.num_lanes + LANES - 1) // LANES):
+            value = chunk.value_starts[vector] + offset
+            for lane in range(vector * LANES, min(vector * LANES + LANES, chunk.num_lanes)):
+                only = fma_each(only, base, weights + lane, CHUNK, load(chunk.values, value))
+                value += chunk.value_stride
+        store_each(only, state.base, place, head_dim)
+
+
+@compiled
+def attend(queries: Queries, state: State, first_seen: Any, last_seen: Any, chunk: Chunk, ahead: Chunk) -> None:
+    """Takes one chunk into the state of all queries; a row sees positions first … last. `ahead` will be read next."""
     zero = splat(0.0)
-    num_lanes = 0
-    for row in range(num_rows):  # V beyond the last position that any row sees may never have been written
-        num_lanes = max(num_lanes, min(LANES, last_seen[row] - chunk.position + 1))
-    num_queries, start = num_rows * group, 0
-    seen = (first_seen, last_seen)
-    while start + 4 <= num_queries:
-        _attend_few((zero, zero, zero, zero), scratch, start, group, head_dim, *seen, chunk, num_lanes)
-        start += 4
-    if num_queries - start == 3:
-        _attend_few((zero, zero, zero), scratch, start, group, head_dim, *seen, chunk, num_lanes)
-    elif num_queries - start == 2:
-        _attend_few((zero, zero), scratch, start, group, head_dim, *seen, chunk, num_lanes)
-    elif num_queries - start == 1:
-        _attend_few((zero,), scratch, start, group, head_dim, *seen, chunk, num_lanes)
+    num_queries, query = queries.num_rows * queries.group, 0
+    if _HAS_WIDE_TILES:
+        while query + 6 <= num_queries:
+            _score((zero, zero, zero, zero, zero, zero), queries, query, chunk, ahead)
+            query += 6
+        while query + 3 <= num_queries:
+            _score((zero, zero, zero), queries, query, chunk, ahead)
+            query += 3
+    while query < num_queries:
+        _score((zero,), queries, query, chunk, ahead)
+        query += 1
+    for row in range(queries.num_rows):
+        first, last = first_seen[row] - chunk.position, last_seen[row] - chunk.position
+        for head in range(queries.group):
+            _weigh(queries, state, row * queries.group + head, first, last)
+    query = 0
+    if _HAS_WIDE_TILES:
+        while query + 6 <= num_queries:
+            _accumulate((zero, zero, zero, zero, zero, zero), queries, state, query, chunk, ahead)
+            query += 6
+        while query + 3 <= num_queries:
+            _accumulate((zero, zero, zero), queries, state, query, chunk, ahead)
+            query += 3
+    while query < num_queries:
+        _accumulate((zero,), queries, state, query, chunk, ahead)
+        query += 1
 
 
 @compiled
-def finish(scratch: Scratch, query: int, head_dim: int, out: int, out_start: int) -> None:
-    """Writes a query's result."""
-    total = splat(sum_lanes(load(scratch.base, scratch.weights + query * LANES)))
-    for offset in range(0, head_dim, LANES):
-        store(out, out_start + offset, load(scratch.base, scratch.sums + query * head_dim + offset) / total)
+def _chunk_at(pages: Pages, slot: int, kv_head: int, position: int, first: int, last: int) -> Chunk:
+    """The chunk from `position` on; vectors without any of the positions first … last repeat one that has."""
+    first_vector = max(first - position, 0) // LANES
+    last_vector = min(last - position, CHUNK - 1) // LANES
+    one = locate(pages, slot, position + max(first_vector, 0) * LANES, kv_head)
+    two = locate(pages, slot, position + min(max(first_vector, 1), last_vector) * LANES, kv_head)
+    three = locate(pages, slot, position + min(max(first_vector, 2), last_vector) * LANES, kv_head)
+    four = locate(pages, slot, position + last_vector * LANES, kv_head)
+    return Chunk(
+        position,
+        first_vector,
+        min(last - position + 1, CHUNK),
+        pages.keys,
+        (one[0], two[0], three[0], four[0]),
+        pages.page_size,
+        pages.values,
+        (one[1], two[1], three[1], four[1]),
+        pages.head_dim,
+    )
 
 
 @compiled
 def attend_pages(
-    scratch: Scratch, num_rows: int, group: int, first_seen: Any, last_seen: Any, pages: Pages, slot: int, kv_head: int
+    queries: Queries,
+    state: State,
+    first_seen: Any,
+    last_seen: Any,
+    pages: Pages,
+    slot: int,
+    kv_head: int,
+    begin: int,
+    end: int,
 ) -> None:
-    """Takes the pages of a slot, one K/V head of them, into the state of all queries."""
-    position, end = first_seen[0], last_seen[0]
-    for row in range(1, num_rows):
-        position, end = min(position, first_seen[row]), max(end, last_seen[row])
-    position -= position % LANES
-    if position > end:
+    """Takes positions begin … end - 1 of a slot's pages, one K/V head of them, into the state of all queries.
+
+    `begin` is a multiple of SEGMENT, `end` at most SEGMENT more.
+    """
+    first, last = first_seen[0], last_seen[0]
+    for row in range(1, queries.num_rows):
+        first, last = min(first, first_seen[row]), max(last, last_seen[row])
+    first, last = max(first, begin), min(last, end - 1)
+    position = first - first % CHUNK
+    if first > last:
         return
-    starts = locate(pages, slot, position, kv_head)
-    while position <= end:
-        next_starts = locate(pages, slot, position + LANES, kv_head) if position + LANES <= end else starts
-        chunk = Chunk(
-            position, pages.keys, starts[0], pages.page_size, pages.values, starts[1], pages.head_dim, *next_starts
-        )
-        attend(scratch, num_rows, group, pages.head_dim, first_seen, last_seen, chunk)
-        starts = next_starts
-        position += LANES
+    chunk = _chunk_at(pages, slot, kv_head, position, first, last)
+    while position <= last:
+        position += CHUNK
+        ahead = _chunk_at(pages, slot, kv_head, position, first, last) if position <= last else chunk
+        attend(queries, state, first_seen, last_seen, chunk, ahead)
+        chunk = ahead
+
+
+@compiled
+def merge(state: State, part: State, num_queries: int, head_dim: int) -> None:
+    """Takes the state of the positions that follow into `state`."""
+    for query in range(num_queries):
+        old, other = load_float(state.base, state.maxima + query), load_float(part.base, part.maxima + query)
+        new = max(old, other)
+        left, right = exp2(splat(old - new)), exp2(splat(other - new))
+        for offset in range(0, head_dim, LANES):
+            place, source = state.sums + query * head_dim + offset, part.sums + query * head_dim + offset
+            kept: Any = load(state.base, place) * left
+            store(state.base, place, fma(load(part.base, source), right, kept))
+        place, source = state.weights + query * LANES, part.weights + query * LANES
+        kept = load(state.base, place) * left
+        store(state.base, place, fma(load(part.base, source), right, kept))
+        store_float(state.base, state.maxima + query, new)
+
+
+@compiled
+def finish(state: State, query: int, head_dim: int, out: int, out_start: int) -> None:
+    """Writes a query's result."""
+    total = splat(sum_lanes(load(state.base, state.weights + query * LANES)))
+    for offset in range(0, head_dim, LANES):
+        store(out, out_start + offset, load(state.base, state.sums + query * head_dim + offset) / total)

@@ -70,6 +70,25 @@ def test_a_row_does_not_depend_on_its_batch(case: Case, seed: int) -> None:
             done[slot] += count
 
 
+@pytest.mark.parametrize("case", [Case(), Case(window=300), Case(num_heads=7, num_kv_heads=1, head_dim=80)])
+def test_long_contexts_match_reference_and_do_not_depend_on_the_batch(case: Case) -> None:
+    """Several segments: computed tile by tile in one call, apart and by several threads when there are few rows."""
+    length, context = 530, torch.arange(530, dtype=torch.int32)
+    store = make_store(case, num_slots=1, max_len=length)
+    expected_store = store.clone_pages()
+    qkv, slots = torch.randn(length, case.width), torch.zeros(length, dtype=torch.int32)
+    out = attend(case, store, qkv, context, slots)
+    expected = attend(case, expected_store, qkv, context, slots, reference)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    threads = native.num_threads()
+    try:
+        native.set_num_threads(3)
+        for rows in (slice(529, 530), slice(522, 530), slice(255, 257), slice(250, 270), slice(511, 513)):
+            assert torch.equal(attend(case, store, qkv[rows], context[rows], slots[rows]), out[rows]), rows
+    finally:
+        native.set_num_threads(threads)
+
+
 def test_threads_do_not_change_bits() -> None:
     case = Case()
     qkv = torch.randn(150, case.width)
