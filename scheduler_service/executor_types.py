@@ -38,6 +38,8 @@ class VerifierInfo:
     padded_rows: tuple[int, ...] = ()
     """Rows a linear layer really runs for 1, 2, 3 ... requested rows."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    inexact_reason: str = ""
+    """Empty when rows are exact to the bit."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class StepCall:
     row_rounds: list[int]
     token_ids: list[int]
     """Tokens of all rows, concatenated."""
+    row_chained: list[bool] = field(default_factory=list)
+    """Empty: no such row."""
 
 
 class StepResult(NamedTuple):

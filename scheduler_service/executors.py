@@ -59,6 +59,7 @@ class VerifierClient:
             eos_token_ids=frozenset(reply.eos_token_ids),
             padded_rows=tuple(reply.padded_rows),
             sampling_defaults=SamplingDefaults(**{name: getattr(defaults, name) for name in names}),
+            inexact_reason=reply.inexact_reason,
         )
 
     def attach(self, sizes: SessionSizes, arenas: DraftArenas = DraftArenas()) -> str:  # noqa: B008 - immutable
@@ -94,6 +95,7 @@ class VerifierClient:
             row_emits=call.row_emits,
             row_rounds=call.row_rounds,
             token_ids=call.token_ids,
+            row_chained=call.row_chained,
         )
         with calling("verifier"):
             self._steps.send(request, self._timeout_s, metadata)

@@ -14,14 +14,23 @@ from scheduler_service.request import Sequence
 
 @dataclass
 class PlannedRow:
-    """One row of the step: `num_tokens` known tokens from `sequence.computed`, then up to `max_drafts` drafts."""
+    """One row of the step: `num_tokens` tokens from position `start`, then up to `max_drafts` drafts."""
 
     sequence: Sequence
+    start: int
     num_tokens: int
     emits: bool
+    is_chained: bool = False
+    """Whether the row's one token is the one that the step in flight emits for the sequence."""
     max_drafts: int = 0
     drafts: list[int] = field(default_factory=list)
     """Drafts to verify; filled in between planning and the verifier's call."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the row still goes on where its sequence stands. The result of a chained step's row is void if the
+        step before it ended the sequence or failed the row."""
+        return self.sequence.finish_reason is None and self.sequence.computed == self.start
 
 
 @dataclass
@@ -36,7 +45,17 @@ class StepPlan:
 def plan_step(batch: Batch) -> StepPlan:
     """Plans one step, oldest sequence first. May preempt the newest ones when pages run out."""
     plan = StepPlan()
-    decoding, prefilling = _decode_rows(batch)
+    decoding: list[PlannedRow] = []
+    prefilling: list[Sequence] = []
+    for sequence in list(batch.running):
+        if not sequence.is_running:
+            continue  # preempted by an older one in this very loop
+        if _waits(sequence) or not batch.reserve_or_preempt(sequence, len(sequence.tokens)):
+            continue
+        if sequence.is_decoding:
+            decoding.append(PlannedRow(sequence, sequence.computed, 1, emits=True))
+        else:
+            prefilling.append(sequence)
     budget = batch.limits.max_batch_tokens - len(decoding)
     # Drafts must not starve prefill: a quarter of the step is kept for it when there is any.
     to_prefill = sum(len(sequence.tokens) - sequence.computed for sequence in prefilling)
@@ -48,32 +67,57 @@ def plan_step(batch: Batch) -> StepPlan:
             for sequence in batch.running
             if sequence.computed > sequence.ingested and not sequence.context_lost
         ]
-    plan.rows = decoding
-    for sequence in prefilling:
-        count = min(len(sequence.tokens) - sequence.computed, batch.limits.max_chunk, budget)
-        if count <= 0:
-            break
-        budget -= count
-        plan.rows.append(PlannedRow(sequence, count, sequence.computed + count == len(sequence.tokens)))
+    chunks = _plan_chunks(batch, [(sequence, sequence.computed) for sequence in prefilling], budget)
+    plan.rows = decoding + chunks
     return plan
 
 
-def _decode_rows(batch: Batch) -> tuple[list[PlannedRow], list[Sequence]]:
-    """Rows of sequences that decode, with a page for the anchor; and the sequences that prefill."""
+def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
+    """Plans the step after the one in flight, before its result is known; no row if that takes the result.
+
+    It takes the result where anything may be drafted, or where pages have run out. A sequence that is going to end with
+    the step in flight, because its length is reached, gets no row; one that may end by a token gets a row in vain.
+    """
+    ahead = {row.sequence: row for row in in_flight}
     decoding: list[PlannedRow] = []
-    prefilling: list[Sequence] = []
-    for sequence in list(batch.running):
-        if not sequence.is_running:
-            continue  # preempted by an older one in this very loop
-        if sequence.waits_for_prompt and not _prompt_is_coming(sequence):
-            sequence.waits_for_prompt = False
-        if sequence.waits_for_prompt or not batch.reserve_or_preempt(sequence, len(sequence.tokens)):
+    prefilling: list[tuple[Sequence, int]] = []
+    for sequence in batch.running:
+        if batch.limits.block_size and not sequence.context_lost:
+            return []
+        if _waits(sequence):
             continue
-        if sequence.is_decoding:
-            decoding.append(PlannedRow(sequence, 1, emits=True))
+        start, num_tokens, emits = sequence.computed, len(sequence.tokens), False
+        if (row := ahead.get(sequence)) is not None:
+            start, emits = row.start + row.num_tokens, row.emits
+            num_tokens += emits
+        if emits and sequence.num_remaining == 1:
+            continue
+        if not batch.reserve(sequence, num_tokens):
+            return []
+        if start == num_tokens - 1:
+            decoding.append(PlannedRow(sequence, start, 1, emits=True, is_chained=emits))
         else:
-            prefilling.append(sequence)
-    return decoding, prefilling
+            prefilling.append((sequence, start))
+    return decoding + _plan_chunks(batch, prefilling, batch.limits.max_batch_tokens - len(decoding))
+
+
+def _plan_chunks(batch: Batch, prefilling: list[tuple[Sequence, int]], budget: int) -> list[PlannedRow]:
+    """Prefill chunks of at most `budget` tokens together, each from its sequence's given position."""
+    chunks = []
+    for sequence, start in prefilling:
+        count = min(len(sequence.tokens) - start, batch.limits.max_chunk, budget)
+        if count <= 0:
+            break
+        budget -= count
+        chunks.append(PlannedRow(sequence, start, count, emits=start + count == len(sequence.tokens)))
+    return chunks
+
+
+def _waits(sequence: Sequence) -> bool:
+    """Whether another choice computes this one's prompt just now."""
+    if sequence.waits_for_prompt and not _prompt_is_coming(sequence):
+        sequence.waits_for_prompt = False
+    return sequence.waits_for_prompt
 
 
 def _prompt_is_coming(sequence: Sequence) -> bool:

@@ -37,6 +37,8 @@ class ModelInfo:
     speculation_off_reason: str
     """Empty when speculation is on."""
     sampling_defaults: SamplingDefaults
+    inexact_reason: str = ""
+    """Why texts may change with the load; empty when they do not."""
 
 
 def deliver_directly(deliveries: list[Delivery]) -> None:
@@ -71,10 +73,18 @@ class Scheduler:
         step_ids: Iterator[int],
     ) -> None:
         """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen."""
-        flush = self._loop.flush
-        self._loop.start(
-            StepEngine(self._batch, self._committer, self._ledger, verifier, drafter, policy, step_ids, flush)
+        engine = StepEngine(
+            self._batch,
+            self._committer,
+            self._ledger,
+            verifier,
+            drafter,
+            policy,
+            step_ids,
+            self._loop.flush,
+            chain_plain_steps=self.settings.chain_plain_steps,
         )
+        self._loop.start(engine)
 
     def set_delivery(self, deliver: Callable[[list[Delivery]], None], on_failure: Callable[[str], None]) -> None:
         """Where events go (by default to the sinks, on the step thread), and who is told if the step loop fails."""

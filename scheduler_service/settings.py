@@ -39,6 +39,9 @@ class SchedulerSettings(BaseSettings):
     """Most token rows in one step: verify rows and prefill chunks together."""
     kv_memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(2**30, ge=1)
     """Bytes of target and draft K/V pages together, as a number or e.g. "1GiB"."""
+    chain_plain_steps: bool = True
+    """Send a step without drafts behind the one that runs, before its tokens are known: the verifier then does not wait
+    for the scheduler in between. Changes no text."""
     max_queued_requests: int = Field(256, ge=1)
     """Most requests waiting for admission; more are refused."""
     max_queued_tokens: int = Field(2**20, ge=1)

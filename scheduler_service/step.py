@@ -1,9 +1,14 @@
-"""One step: plan, draft, choose verify lengths, verify, commit. Two calls at most (docs/architecture.md)."""
+"""One step: plan, draft, choose verify lengths, verify, commit. Two calls at most (docs/architecture.md).
+
+Plain steps are chained: while step t runs, step t + 1 is sent behind it, with "what t emits for this slot" in place of
+anchors, so that the verifier goes from one forward to the next without the scheduler, which commits t meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 from scheduler_service import tracing
@@ -12,12 +17,22 @@ from scheduler_service.commit import Committer
 from scheduler_service.executor_types import DraftCall, DraftResult, StepCall
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow, StepPlan, plan_step
+from scheduler_service.planner import PlannedRow, StepPlan, plan_chained, plan_step
 from scheduler_service.policy import DraftedBatch, VerifyPolicy
 from scheduler_service.request import FinishReason
 from scheduler_service.transport import Metadata
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _SentStep:
+    """A step that the verifier has."""
+
+    step_id: int
+    rows: list[PlannedRow]
+    sent_ns: int
+    is_traced: bool
 
 
 class StepEngine:
@@ -33,24 +48,37 @@ class StepEngine:
         policy: VerifyPolicy | None,
         step_ids: Iterator[int],
         flush: Callable[[], None],
+        *,
+        chain_plain_steps: bool,
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
         have the next call."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._step_ids, self._flush = step_ids, flush
+        self._chain_plain_steps = chain_plain_steps
+        self._in_flight: _SentStep | None = None
+        self._ended_ns = 0
+        """When the last step's result had been committed."""
+
+    @property
+    def is_step_in_flight(self) -> bool:
+        """Whether the verifier has a step whose result was not taken yet."""
+        return self._in_flight is not None
 
     def run(self) -> None:
-        """Runs one step. Raises ExecutorError when an executor cannot be reached or refuses the call."""
-        started = perf_counter_ns()
+        """Finishes one step: the one in flight, else a new one. Raises ExecutorError when an executor cannot be reached
+        or refuses the call."""
+        if self._in_flight is not None:
+            self._finish(self._in_flight)
+            return
+        self._ended_ns = perf_counter_ns()
         plan = plan_step(self._batch)
         step_id = next(self._step_ids)
         with tracing.step_span(plan.rows, step_id) as metadata:
             if self._drafter is not None and self._policy is not None:
                 self._draft(self._drafter, self._policy, plan, step_id, metadata)
-            self._verify(plan, step_id, metadata)
-        self._ledger.num_steps += 1
-        self._ledger.step_ns += perf_counter_ns() - started
+            self._finish(self._send(plan.rows, step_id, metadata))
 
     def _draft(
         self, drafter: DrafterClient, policy: VerifyPolicy, plan: StepPlan, step_id: int, metadata: Metadata
@@ -119,40 +147,65 @@ class StepEngine:
                 pages.mark_draft_context(page)
             sequence.ingested = sequence.computed
 
-    def _verify(self, plan: StepPlan, step_id: int, metadata: Metadata) -> None:
-        rows = plan.rows
+    def _send(self, rows: list[PlannedRow], step_id: int, metadata: Metadata) -> _SentStep:
         token_ids: list[int] = []
         for row in rows:
-            computed = row.sequence.computed
-            token_ids += row.sequence.tokens[computed : computed + row.num_tokens]
+            token_ids += [0] if row.is_chained else row.sequence.tokens[row.start : row.start + row.num_tokens]
             token_ids += row.drafts
         call = StepCall(
             step_id=step_id,
             updates=self._batch.verifier_updates.take(),
             row_slots=[row.sequence.slot for row in rows],
-            row_starts=[row.sequence.computed for row in rows],
+            row_starts=[row.start for row in rows],
             row_num_tokens=[row.num_tokens + len(row.drafts) for row in rows],
             row_num_drafts=[len(row.drafts) for row in rows],
             row_emits=[row.emits for row in rows],
             row_rounds=[row.sequence.round for row in rows],
             token_ids=token_ids,
+            row_chained=[row.is_chained for row in rows] if any(row.is_chained for row in rows) else [],
         )
-        started = perf_counter_ns()
+        sent_ns = perf_counter_ns()
         self._verifier.send(call, metadata)
+        return _SentStep(step_id, rows, sent_ns, is_traced=bool(metadata))
+
+    def _chain(self, step: _SentStep) -> _SentStep | None:
+        """Sends the step after `step`, if that can be planned before the result of `step` is known."""
+        if not self._chain_plain_steps or step.is_traced:
+            return None
+        if any(row.drafts or not row.is_current for row in step.rows):
+            return None  # drafts decide where their rows go on; a void row's sequence is planned anew
+        rows = plan_chained(self._batch, step.rows)
+        if not rows or any(row.sequence.request.span is not None for row in rows):
+            return None  # traced steps go by another way, which this one would not be behind
+        return self._send(rows, next(self._step_ids), ())
+
+    def _finish(self, step: _SentStep) -> None:
+        """Sends what can be sent behind the step, then takes its result and commits it."""
+        self._in_flight = self._chain(step)
         self._flush()
         result = self._verifier.receive()
-        self._ledger.step_call_ns += perf_counter_ns() - started
-        self._ledger.verifier_model_ns += result.model_ns
-        self._ledger.verifier_accept_ns += result.accept_ns
+        ledger, received_ns = self._ledger, perf_counter_ns()
+        ledger.step_call_ns += received_ns - max(step.sent_ns, self._ended_ns)
+        ledger.verifier_model_ns += result.model_ns
+        ledger.verifier_accept_ns += result.accept_ns
         offset = 0
-        for index, row in enumerate(rows):
-            if index in result.failures:
-                self._committer.fail_row(row, result.failures[index])
-                continue
-            num_accepted = result.accepted_lens[index]
-            count = num_accepted + 1 if row.emits else 0
-            self._commit_row(row, num_accepted, list(result.token_ids[offset : offset + count]), step_id)
+        for index, row in enumerate(step.rows):
+            has_failed = index in result.failures
+            count = result.accepted_lens[index] + 1 if row.emits and not has_failed else 0
+            token_ids = list(result.token_ids[offset : offset + count])
             offset += count
+            if not row.is_current:
+                continue
+            if has_failed:
+                self._committer.fail_row(row, result.failures[index])
+            else:
+                self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
+        ledger.num_steps += 1
+        ended_ns = perf_counter_ns()
+        ledger.step_ns += ended_ns - self._ended_ns
+        self._ended_ns = ended_ns
+        if self._in_flight is not None:
+            self._flush()
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

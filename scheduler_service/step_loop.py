@@ -63,16 +63,16 @@ class StepLoop:
 
     def _run(self, engine: StepEngine) -> None:
         try:
-            while self._take_commands():
+            while self._take_commands(engine):
                 for sequence in self._batch.admit():
                     self._on_admit(sequence.request)
-                if self._batch.running:
+                if self._batch.running or engine.is_step_in_flight:
                     engine.run()
         except Exception as error:
             log.exception("the step loop failed")
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _take_commands(self) -> bool:
+    def _take_commands(self, engine: StepEngine) -> bool:
         """Runs posted commands; sleeps while there is nothing to do at all. False to stop."""
         while True:
             with self._condition:
@@ -83,7 +83,7 @@ class StepLoop:
             if is_stopping:
                 self.flush()
                 return False
-            if self._batch.running or self._batch.waiting:
+            if self._batch.running or self._batch.waiting or engine.is_step_in_flight:
                 return True
             self.flush()
             with self._condition:

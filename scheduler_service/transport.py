@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,21 +54,33 @@ class _InProcessContext:
 
 
 class _InProcessExchange:
-    """Requests wait here; receiving an answer runs the oldest."""
+    """Runs requests in order on a thread, so that one may wait behind another here as well."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
-        self._requests: deque[tuple[Any, Metadata]] = deque()
+        self._worker = ThreadPoolExecutor(1, "in-process")
+        self._answers: deque[Future[Any]] = deque()
+        self._has_failed = False
 
     def send(self, request: Any, timeout_s: float, metadata: Metadata) -> None:
-        self._requests.append((request, metadata))
+        self._answers.append(self._worker.submit(self._run, request, metadata))
 
-    def receive(self, timeout_s: float) -> Any:
-        request, metadata = self._requests.popleft()
+    def _run(self, request: Any, metadata: Metadata) -> Any:
+        if self._has_failed:
+            raise UnavailableError("the call before it failed")
         try:
             return self._method(request, _InProcessContext(metadata))
         except BaseException:
-            self._requests.clear()
+            self._has_failed = True
+            raise
+
+    def receive(self, timeout_s: float) -> Any:
+        try:
+            return self._answers.popleft().result()
+        except BaseException:
+            wait(self._answers)  # they fail as well
+            self._answers.clear()
+            self._has_failed = False
             raise
 
 

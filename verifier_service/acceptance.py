@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,20 @@ from kernels.rejection_sample import InvalidRowError, RowOutcome
 from kernels.sampling import Regime
 from service_kit.errors import StaleArenaError
 from verifier_service.session import Session
-from verifier_service.steps import Acceptance, EmittedRows, FailedRow, Ints, StepBatch
+from verifier_service.steps import Acceptance, Emission, EmittedRows, FailedRow, Ints, StepBatch
 
 
 def accept(
-    session: Session, batch: StepBatch, emitted: EmittedRows, logits: Tensor, accept_row: Callable[..., RowOutcome]
+    session: Session,
+    batch: StepBatch,
+    emitted: EmittedRows,
+    logits: Tensor,
+    accept_row: Callable[..., RowOutcome],
+    failed: Mapping[int, str],
 ) -> Acceptance:
     """Accepts drafts row by row. A row with unusable logits or another round's draft distributions fails alone.
 
-    `logits` is [num_logits, vocab], in the order of `emitted`.
+    `logits` is [num_logits, vocab], in the order of `emitted`; `failed` names rows whose logits mean nothing, and why.
     """
     num_rows = len(batch.row_slots)
     result = Acceptance([0] * num_rows, [0] * num_rows)
@@ -35,6 +40,8 @@ def accept(
         own = slice(offset, offset + num_drafts + 1)
         draft_ids = batch.token_ids[ends[row] - num_drafts : ends[row]]
         try:
+            if row in failed:
+                raise InvalidRowError(failed[row])
             if not is_finite[own].all():
                 raise InvalidRowError("the target's logits are not finite")
             if session.sampling(batch.row_slots[row]).regime == Regime.GREEDY:
@@ -47,6 +54,8 @@ def accept(
             continue
         result.verify_lens[row], result.accepted_lens[row] = num_drafts, outcome.accepted_len
         result.token_ids += outcome.token_ids
+        position = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_drafts + outcome.accepted_len
+        result.emissions[int(batch.row_slots[row])] = Emission(position, outcome.token_ids[-1])
     return result
 
 

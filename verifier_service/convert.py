@@ -79,6 +79,7 @@ def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
         row_emits=np.array(list(request.row_emits), np.bool_),
         row_rounds=_ints(request.row_rounds),
         token_ids=_ints(request.token_ids),
+        row_chained=np.array(list(request.row_chained), np.bool_),
     )
 
 

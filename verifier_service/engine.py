@@ -18,7 +18,7 @@ from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
 from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
 from verifier_service.session import DraftArenas, Session, SessionSizes
-from verifier_service.steps import StepBatch, StepResult, emitted_rows, token_rows, validate
+from verifier_service.steps import StepBatch, StepResult, emitted_rows, fill_chained, token_rows, validate
 
 _WARM_UP_ROWS = range(1, 9)
 _WARM_UP_CONTEXT = 40
@@ -85,6 +85,8 @@ class VerifierEngine:
         sizes, model = session.sizes, self.target.model
         max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
         validate(batch, session.slots, session.vocab_size, sizes.max_batch_tokens, max_row_tokens)
+        emissions, session.emissions = session.emissions, {}
+        failed = fill_chained(batch, emissions)
         rows, emitted = token_rows(batch), emitted_rows(batch)
 
         clock = time.perf_counter_ns()
@@ -99,7 +101,8 @@ class VerifierEngine:
         logits = model.logits(needed) if num_logits else needed.new_empty(0, session.vocab_size)
         timings["head"] = (after := time.perf_counter_ns()) - clock
 
-        accepted = accept(session, batch, emitted, logits, self.target.accept_row)
+        accepted = accept(session, batch, emitted, logits, self.target.accept_row, failed)
+        session.emissions = accepted.emissions
         timings["accept"] = (finished := time.perf_counter_ns()) - after
         timings["total"] = finished - started
         return StepResult(accepted, timings)

@@ -17,7 +17,7 @@ from service_kit.errors import ConfigurationError, SessionMismatchError, StaleAr
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.slots import SlotTable
 from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows, page_bytes
-from verifier_service.steps import StepResult
+from verifier_service.steps import Emission, StepResult
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Session:
         self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
         self.page_table: Tensor = torch.from_numpy(self.slots.page_table)  # shares memory with the slot table
         self.replies: StepReplies[StepResult] = StepReplies(engine)
+        self.emissions: dict[int, Emission] = {}
+        """What each slot emitted in the last step."""
         try:
             self.space = target.workspace(
                 sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, sizes.feature_layer_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +33,15 @@ class StepBatch:
     row_emits: npt.NDArray[np.bool_]
     row_rounds: Ints
     token_ids: Ints
+    row_chained: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Empty: no such row."""
+
+
+class Emission(NamedTuple):
+    """The last token a slot emitted in a step."""
+
+    position: int
+    token_id: int
 
 
 class FailedRow(NamedTuple):
@@ -49,6 +59,8 @@ class Acceptance:
     accepted_lens: list[int]
     token_ids: list[int] = field(default_factory=list)
     failures: list[FailedRow] = field(default_factory=list)
+    emissions: dict[int, Emission] = field(default_factory=dict)
+    """By slot; what chained rows of the next step start from."""
 
 
 class StepResult(NamedTuple):
@@ -90,8 +102,31 @@ def validate(batch: StepBatch, slots: SlotTable, vocab_size: int, max_batch_toke
         raise InvalidRequestError(f"a row needs 1 ... {max_row_tokens} tokens", field="row_num_tokens")
     if (drafts >= counts).any() or (drafts[~batch.row_emits] > 0).any():
         raise InvalidRequestError("drafts need an anchor before them and a row that emits", field="row_num_drafts")
+    if len(batch.row_chained) not in (0, len(counts)):
+        raise InvalidRequestError("row_chained has another length than the other row arrays", field="row_chained")
+    chained = np.flatnonzero(batch.row_chained)
+    if (counts[chained] > 1).any() or not batch.row_emits[chained].all():
+        raise InvalidRequestError("a chained row has one token and emits", field="row_chained")
     for slot, start, count in zip(batch.row_slots.tolist(), batch.row_starts.tolist(), counts.tolist(), strict=True):
         slots.require_span(slot, 0, start + count)  # attention reads every page before the row, too
+
+
+def fill_chained(batch: StepBatch, emissions: Mapping[int, Emission]) -> dict[int, str]:
+    """Writes tokens of the step before into `batch.token_ids` for chained rows; returns rows without one, and why.
+
+    Such a row is run with the token that is there: only its own position is written, and its slot's next step does so
+    again before anything reads it.
+    """
+    failed: dict[int, str] = {}
+    ends = np.cumsum(batch.row_num_tokens)
+    for row in np.flatnonzero(batch.row_chained).tolist():
+        slot, start = int(batch.row_slots[row]), int(batch.row_starts[row])
+        emission = emissions.get(slot)
+        if emission is None or emission.position != start:
+            failed[row] = f"slot {slot} emitted no token for position {start} in the step before"
+        else:
+            batch.token_ids[ends[row] - 1] = emission.token_id
+    return failed
 
 
 def token_rows(batch: StepBatch) -> TokenRows:

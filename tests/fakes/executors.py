@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     calls: list[Any] = field(default_factory=list)
     gate: StepGate | None = None
     """When given, every Step passes it."""
+    after_step: Callable[[Any], None] | None = None
+    """Given each Step's request once it has run."""
 
     def GetInfo(self, request: Any, context: Any) -> Any:
         return verifier_pb2.VerifierServiceGetInfoResponse(
@@ -116,6 +119,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             self.slots = SlotTable(request.num_slots, request.num_pages, request.max_model_len, PAGE_SIZE)
             self.kv: dict[tuple[int, int], int] = {}
             self.last_step_id = 0
+            self.emissions: dict[int, tuple[int, int]] = {}
             self.ring.rows.clear()
             self.ring.size = request.feature_ring_rows
             self.limits = request
@@ -140,10 +144,20 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.slots.apply(request.slots)
         reply = verifier_pb2.StepResponse(timings=[types_pb2.PhaseTiming(phase="forward", duration_ns=1000)])
         offset = 0
+        emissions, self.emissions = self.emissions, {}
         for index, slot in enumerate(request.row_slots):
             start, count = request.row_starts[index], request.row_num_tokens[index]
             tokens = list(request.token_ids[offset : offset + count])
             offset += count
+            if request.row_chained and request.row_chained[index]:
+                assert (count, request.row_num_drafts[index], request.row_emits[index]) == (1, 0, True)
+                position, token = emissions.get(slot, (-1, 0))
+                if position != start:
+                    reply.failures.append(types_pb2.RowFailure(row=index, reason="nothing was emitted"))
+                    reply.verify_lens.append(0)
+                    reply.accepted_lens.append(0)
+                    continue
+                tokens = [token]
             self.slots.require_span(slot, 0, start + count)
             num_drafts, emits = request.row_num_drafts[index], request.row_emits[index]
             if slot in self.fail_rows or (self.fail_drafted and num_drafts):
@@ -156,8 +170,11 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             reply.accepted_lens.append(accepted if emits else 0)
             if emits:
                 reply.token_ids.extend(emitted)
+                self.emissions[slot] = (start + count - num_drafts + accepted, emitted[-1])
             else:
                 assert not num_drafts
+        if self.after_step is not None:
+            self.after_step(request)
         return reply
 
     def _row(

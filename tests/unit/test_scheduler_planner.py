@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
-from scheduler_service.planner import plan_step
+from scheduler_service.planner import PlannedRow, plan_chained, plan_step
 from scheduler_service.request import GenerateSpec, Sequence
 from scheduler_service.slot_updates import SlotUpdates
 
@@ -103,6 +103,58 @@ def test_no_draft_without_its_context() -> None:
     assert [row.max_drafts for row in plan.rows] == [0, 5, 0]
     assert plan.ingests == [behind]
     assert [row.max_drafts for row in plan_step(batch).rows] == [0, 5, 5]
+
+
+def _shape(row: PlannedRow) -> tuple[int, int, bool, bool]:
+    return row.start, row.num_tokens, row.emits, row.is_chained
+
+
+def test_a_chain_goes_from_chunk_to_chunk_to_unknown_anchors() -> None:
+    batch = _batch(block_size=0, feature_ring_rows=0, max_batch_tokens=16)
+    _admit(batch, 36, max_tokens=3, decoding=False)
+    rows, shapes = plan_step(batch).rows, []
+    while rows:
+        shapes += [_shape(row) for row in rows]
+        following = plan_chained(batch, rows)
+        for row in rows:  # its result arrives now
+            row.sequence.computed += row.num_tokens
+            row.sequence.tokens += [7] * row.emits
+        rows = following
+    assert shapes == [
+        (0, 16, False, False),
+        (16, 16, False, False),
+        (32, 4, True, False),
+        (36, 1, True, True),
+        (37, 1, True, True),  # the third token ends the answer: nothing is chained to it
+    ]
+
+
+def test_a_chain_takes_newcomers_and_gives_every_row_a_page() -> None:
+    batch = _batch(block_size=0, feature_ring_rows=0)
+    old = _admit(batch, 3, decoding=True)
+    rows = plan_step(batch).rows
+    new = _admit(batch, 5, decoding=False)
+    rows = plan_chained(batch, rows)
+    assert [(row.sequence, *_shape(row)) for row in rows] == [(old, 4, 1, True, True), (new, 0, 5, True, False)]
+    assert len(old.pages) == 2  # positions 0 ... 4
+
+
+def test_a_chain_ends_where_the_result_is_needed() -> None:
+    batch = _batch(block_size=0, feature_ring_rows=0, num_pages=3)
+    for _ in range(2):
+        _admit(batch, 2, decoding=True)  # position 2 is the anchor's: a page each
+    for sequence in batch.running:
+        sequence.tokens.append(7)
+        sequence.computed += 1
+    rows = plan_step(batch).rows
+    assert plan_chained(batch, rows) == []  # one page for two anchors: nobody is preempted for a guess
+    assert len(batch.running) == 2
+    batch = _batch()
+    sequence = _admit(batch, 6, decoding=True)
+    rows = plan_step(batch).rows
+    assert plan_chained(batch, rows) == []  # it may draft
+    sequence.context_lost = "gone"
+    assert [_shape(row) for row in plan_chained(batch, rows)] == [(7, 1, True, True)]
 
 
 def test_a_release_makes_what_was_pending_moot() -> None:

@@ -99,8 +99,12 @@ class Client:
         self.updates = types_pb2.SlotUpdates()
         return StepBatch(**fields)
 
-    def step(self, *rows: tuple[int, int, list[int], int, bool], round_: int = 1) -> StepResult:
-        return self.engine.step(self.batch(*rows, round_=round_))
+    def step(self, *rows: tuple[int, int, list[int], int, bool], round_: int = 1, **changes: Any) -> StepResult:
+        return self.engine.step(self.batch(*rows, round_=round_, **changes))
+
+    def chained(self, *rows: tuple[int, int]) -> StepResult:
+        """A step of (slot, start) rows whose token is the one their slot emitted in the step before."""
+        return self.step(*((slot, start, [0], 0, True) for slot, start in rows), row_chained=np.full(len(rows), True))
 
     def generate(self, slot: int, draft_after: Any = None) -> list[int]:
         """Tokens after PROMPT; `draft_after(generated)` gives the drafts to verify."""
@@ -175,6 +179,8 @@ def test_repeated_steps_are_answered_once(engine: VerifierEngine) -> None:
     first = engine.step(batch)
     assert engine.step(batch) is first
     follow = client.step((0, len(PROMPT), first.accepted.token_ids, 0, True))
+    assert engine.step(batch) is first  # two may have been in flight when a connection broke
+    client.step((0, len(PROMPT) + 1, follow.accepted.token_ids, 0, True))
     with pytest.raises(SessionMismatchError, match="older"):
         engine.step(batch)
     assert engine.step(client.batch((0, 0, [1], 0, True), step_id=2)) is follow
@@ -209,6 +215,33 @@ def test_unusable_logits_fail_their_row_only(engine: VerifierEngine, greedy_text
     result = client.step((0, 4, PROMPT[4:], 0, True), (1, 4, PROMPT[4:], 0, True)).accepted
     assert [(row, "not finite" in reason) for row, reason in result.failures] == [(0, True)]
     assert result.token_ids == greedy_text[:1]
+
+
+@pytest.mark.parametrize("regime", [Regime.GREEDY, Regime.COUPLED, Regime.REJECTION])
+def test_chained_steps_give_the_same_text(engine: VerifierEngine, regime: Regime) -> None:
+    client = Client(engine)
+    for slot in (0, 1):
+        client.admit(slot, regime)
+    plain = client.generate(0)
+    text = list(client.step((1, 0, PROMPT, 0, True)).accepted.token_ids)
+    while len(text) < NUM_NEW:
+        text += client.chained((1, len(PROMPT) + len(text) - 1)).accepted.token_ids
+    assert text == plain
+
+
+def test_a_chained_row_without_its_token_fails_alone(engine: VerifierEngine, greedy_text: list[int]) -> None:
+    client = Client(engine)
+    client.admit(0)
+    client.admit(1)
+    client.step((0, 0, PROMPT, 0, True), (1, 0, PROMPT[:4], 0, False))
+    result = client.chained((1, 4), (0, len(PROMPT))).accepted
+    assert [(row, "emitted no token for position 4" in reason) for row, reason in result.failures] == [(0, True)]
+    assert result.token_ids == greedy_text[1:2]
+    client.step((1, 4, PROMPT[4:], 0, True))  # slot 0 rests: what it emitted is no longer known
+    result = client.chained((1, len(PROMPT)), (0, len(PROMPT) + 1)).accepted
+    assert [row for row, _ in result.failures] == [1]
+    assert result.token_ids == greedy_text[1:2], "what ran in vain left a trace in another slot or its own"
+    assert client.step((0, len(PROMPT) + 1, greedy_text[1:2], 0, True)).accepted.token_ids == greedy_text[2:3]
 
 
 def test_features_of_computed_rows_reach_the_ring(engine: VerifierEngine) -> None:

@@ -10,7 +10,7 @@ from dspark.v1 import types_pb2
 
 from service_kit.errors import InvalidRequestError, ServiceError, SessionMismatchError
 from service_kit.slots import SlotTable
-from verifier_service.steps import StepBatch, emitted_rows, token_rows, validate
+from verifier_service.steps import Emission, StepBatch, emitted_rows, fill_chained, token_rows, validate
 
 
 def make_batch(**changes: Any) -> StepBatch:
@@ -25,8 +25,10 @@ def make_batch(**changes: Any) -> StepBatch:
         **changes,
     }
     emits = np.array(fields.pop("row_emits", [False, True, True]))
+    chained = np.array(fields.pop("row_chained", []), np.bool_)
     arrays = {name: np.array(values, np.int64) for name, values in fields.items()}
-    return StepBatch(session=1, epoch=1, step_id=1, slots=types_pb2.SlotUpdates(), row_emits=emits, **arrays)
+    slots = types_pb2.SlotUpdates()
+    return StepBatch(session=1, epoch=1, step_id=1, slots=slots, row_emits=emits, row_chained=chained, **arrays)
 
 
 def make_slots() -> SlotTable:
@@ -66,6 +68,26 @@ def test_an_empty_step_is_valid() -> None:
     assert len(token_rows(batch).token_ids) == len(emitted_rows(batch).token_rows) == 0
 
 
+def test_chained_rows_take_what_their_slot_emitted_for_their_position() -> None:
+    rows: dict[str, Any] = {
+        "row_slots": [2, 0, 1, 3],
+        "row_starts": [5, 30, 7, 6],
+        "row_num_tokens": [1, 2, 1, 1],
+        "row_num_drafts": [0, 1, 0, 0],
+        "row_rounds": [0, 0, 0, 0],
+        "row_emits": [True] * 4,
+        "row_chained": [True, False, True, True],
+        "token_ids": [0, 11, 12, 0, 0],
+    }
+    batch = make_batch(**rows)
+    failed = fill_chained(batch, {2: Emission(5, 40), 0: Emission(30, 41), 1: Emission(6, 42)})
+    assert batch.token_ids.tolist() == [40, 11, 12, 0, 0]
+    assert failed == {
+        2: "slot 1 emitted no token for position 7 in the step before",
+        3: "slot 3 emitted no token for position 6 in the step before",
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -87,6 +109,13 @@ def test_an_empty_step_is_valid() -> None:
         ({"row_starts": [13, 30, 0]}, SessionMismatchError, r"slot 2 has no pages for positions 0 \.\.\. 16"),
         ({"row_slots": [2, 3, 1], "row_starts": [5, 20, 0]}, SessionMismatchError, "slot 3 has no pages"),
         ({"row_starts": [5, 2**32 - 1, 0]}, SessionMismatchError, "slot 0 has no pages"),
+        ({"row_chained": [False, False]}, InvalidRequestError, "row_chained has another length"),
+        ({"row_chained": [False, True, False]}, InvalidRequestError, "a chained row has one token and emits"),
+        (
+            {"row_chained": [True, False, False], "row_num_tokens": [1, 3, 2], "token_ids": list(range(6))},
+            InvalidRequestError,
+            "a chained row has one token and emits",
+        ),
     ],
 )
 def test_bad_rows_are_refused(changes: dict[str, Any], error: type[ServiceError], message: str) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64spark/v1/verifier.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\x1f\n\x1dVerifierServiceGetInfoRequest\"\xf2\x02\n\x1eVerifierServiceGetInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x14\n\x0cmax_position\x18\x08 \x01(\r\x12\x12\n\npage_bytes\x18\t \x01(\x04\x12\x11\n\tpage_size\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x15\n\rweight_format\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x13\n\x0bpadded_rows\x18\x0e \x03(\r\x12\x36\n\x11sampling_defaults\x18\x0f \x01(\x0b\x32\x1b.dspark.v1.SamplingDefaults\"\x96\x01\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"\x90\x02\n\x1cVerifierServiceAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_ring_rows\x18\x06 \x01(\r\x12\x19\n\x11\x64raft_probs_arena\x18\x07 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x08 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\t \x03(\r\x12\x1d\n\x15\x64raft_to_target_arena\x18\n \x01(\t\"F\n\x1dVerifierServiceAttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x16\n\x0e\x66\x65\x61tures_arena\x18\x02 \x01(\t\"\xf6\x01\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12%\n\x05slots\x18\x04 \x01(\x0b\x32\x16.dspark.v1.SlotUpdates\x12\x11\n\trow_slots\x18\x05 \x03(\r\x12\x12\n\nrow_starts\x18\x06 \x03(\r\x12\x16\n\x0erow_num_tokens\x18\x07 \x03(\r\x12\x16\n\x0erow_num_drafts\x18\x08 \x03(\r\x12\x11\n\trow_emits\x18\t \x03(\x08\x12\x12\n\nrow_rounds\x18\n \x03(\r\x12\x11\n\ttoken_ids\x18\x0b \x03(\r\"\x9f\x01\n\x0cStepResponse\x12\x13\n\x0bverify_lens\x18\x01 \x03(\r\x12\x15\n\raccepted_lens\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\'\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x15.dspark.v1.RowFailure\x12\'\n\x07timings\x18\x05 \x03(\x0b\x32\x16.dspark.v1.PhaseTiming\"J\n\x0eProfileRequest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\x12\x0f\n\x07repeats\x18\x03 \x01(\r\"%\n\x0fProfileResponse\x12\x12\n\nforward_ns\x18\x01 \x03(\x04\x32\xc9\x02\n\x0fVerifierService\x12^\n\x07GetInfo\x12(.dspark.v1.VerifierServiceGetInfoRequest\x1a).dspark.v1.VerifierServiceGetInfoResponse\x12[\n\x06\x41ttach\x12\'.dspark.v1.VerifierServiceAttachRequest\x1a(.dspark.v1.VerifierServiceAttachResponse\x12\x37\n\x04Step\x12\x16.dspark.v1.StepRequest\x1a\x17.dspark.v1.StepResponse\x12@\n\x07Profile\x12\x19.dspark.v1.ProfileRequest\x1a\x1a.dspark.v1.ProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64spark/v1/verifier.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\x1f\n\x1dVerifierServiceGetInfoRequest\"\xa8\x03\n\x1eVerifierServiceGetInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x14\n\x0cmax_position\x18\x08 \x01(\r\x12\x12\n\npage_bytes\x18\t \x01(\x04\x12\x11\n\tpage_size\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x15\n\rweight_format\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x13\n\x0bpadded_rows\x18\x0e \x03(\r\x12\x36\n\x11sampling_defaults\x18\x0f \x01(\x0b\x32\x1b.dspark.v1.SamplingDefaults\x12\x1c\n\x14weight_format_reason\x18\x10 \x01(\t\x12\x16\n\x0einexact_reason\x18\x11 \x01(\t\"\x96\x01\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"\x90\x02\n\x1cVerifierServiceAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_ring_rows\x18\x06 \x01(\r\x12\x19\n\x11\x64raft_probs_arena\x18\x07 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x08 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\t \x03(\r\x12\x1d\n\x15\x64raft_to_target_arena\x18\n \x01(\t\"F\n\x1dVerifierServiceAttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x16\n\x0e\x66\x65\x61tures_arena\x18\x02 \x01(\t\"\x8b\x02\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12%\n\x05slots\x18\x04 \x01(\x0b\x32\x16.dspark.v1.SlotUpdates\x12\x11\n\trow_slots\x18\x05 \x03(\r\x12\x12\n\nrow_starts\x18\x06 \x03(\r\x12\x16\n\x0erow_num_tokens\x18\x07 \x03(\r\x12\x16\n\x0erow_num_drafts\x18\x08 \x03(\r\x12\x11\n\trow_emits\x18\t \x03(\x08\x12\x12\n\nrow_rounds\x18\n \x03(\r\x12\x11\n\ttoken_ids\x18\x0b \x03(\r\x12\x13\n\x0brow_chained\x18\x0c \x03(\x08\"\x9f\x01\n\x0cStepResponse\x12\x13\n\x0bverify_lens\x18\x01 \x03(\r\x12\x15\n\raccepted_lens\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\'\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x15.dspark.v1.RowFailure\x12\'\n\x07timings\x18\x05 \x03(\x0b\x32\x16.dspark.v1.PhaseTiming\"J\n\x0eProfileRequest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\x12\x0f\n\x07repeats\x18\x03 \x01(\r\"%\n\x0fProfileResponse\x12\x12\n\nforward_ns\x18\x01 \x03(\x04\x32\xc9\x02\n\x0fVerifierService\x12^\n\x07GetInfo\x12(.dspark.v1.VerifierServiceGetInfoRequest\x1a).dspark.v1.VerifierServiceGetInfoResponse\x12[\n\x06\x41ttach\x12\'.dspark.v1.VerifierServiceAttachRequest\x1a(.dspark.v1.VerifierServiceAttachResponse\x12\x37\n\x04Step\x12\x16.dspark.v1.StepRequest\x1a\x17.dspark.v1.StepResponse\x12@\n\x07Profile\x12\x19.dspark.v1.ProfileRequest\x1a\x1a.dspark.v1.ProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFIERSERVICEGETINFOREQUEST']._serialized_start=62
   _globals['_VERIFIERSERVICEGETINFOREQUEST']._serialized_end=93
   _globals['_VERIFIERSERVICEGETINFORESPONSE']._serialized_start=96
-  _globals['_VERIFIERSERVICEGETINFORESPONSE']._serialized_end=466
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=469
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=619
-  _globals['_VERIFIERSERVICEATTACHREQUEST']._serialized_start=622
-  _globals['_VERIFIERSERVICEATTACHREQUEST']._serialized_end=894
-  _globals['_VERIFIERSERVICEATTACHRESPONSE']._serialized_start=896
-  _globals['_VERIFIERSERVICEATTACHRESPONSE']._serialized_end=966
-  _globals['_STEPREQUEST']._serialized_start=969
-  _globals['_STEPREQUEST']._serialized_end=1215
-  _globals['_STEPRESPONSE']._serialized_start=1218
-  _globals['_STEPRESPONSE']._serialized_end=1377
-  _globals['_PROFILEREQUEST']._serialized_start=1379
-  _globals['_PROFILEREQUEST']._serialized_end=1453
-  _globals['_PROFILERESPONSE']._serialized_start=1455
-  _globals['_PROFILERESPONSE']._serialized_end=1492
-  _globals['_VERIFIERSERVICE']._serialized_start=1495
-  _globals['_VERIFIERSERVICE']._serialized_end=1824
+  _globals['_VERIFIERSERVICEGETINFORESPONSE']._serialized_end=520
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=523
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=673
+  _globals['_VERIFIERSERVICEATTACHREQUEST']._serialized_start=676
+  _globals['_VERIFIERSERVICEATTACHREQUEST']._serialized_end=948
+  _globals['_VERIFIERSERVICEATTACHRESPONSE']._serialized_start=950
+  _globals['_VERIFIERSERVICEATTACHRESPONSE']._serialized_end=1020
+  _globals['_STEPREQUEST']._serialized_start=1023
+  _globals['_STEPREQUEST']._serialized_end=1290
+  _globals['_STEPRESPONSE']._serialized_start=1293
+  _globals['_STEPRESPONSE']._serialized_end=1452
+  _globals['_PROFILEREQUEST']._serialized_start=1454
+  _globals['_PROFILEREQUEST']._serialized_end=1528
+  _globals['_PROFILERESPONSE']._serialized_start=1530
+  _globals['_PROFILERESPONSE']._serialized_end=1567
+  _globals['_VERIFIERSERVICE']._serialized_start=1570
+  _globals['_VERIFIERSERVICE']._serialized_end=1899
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ class VerifierServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierServiceGetInfoResponse(_message.Message):
-    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "vocab_size", "hidden_size", "num_layers", "max_position", "page_bytes", "page_size", "eos_token_ids", "weight_format", "device", "padded_rows", "sampling_defaults")
+    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "vocab_size", "hidden_size", "num_layers", "max_position", "page_bytes", "page_size", "eos_token_ids", "weight_format", "device", "padded_rows", "sampling_defaults", "weight_format_reason", "inexact_reason")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class VerifierServiceGetInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PADDED_ROWS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FORMAT_REASON_FIELD_NUMBER: _ClassVar[int]
+    INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
     contract_version: int
     model: str
     fingerprint: str
@@ -43,7 +45,9 @@ class VerifierServiceGetInfoResponse(_message.Message):
     device: str
     padded_rows: _containers.RepeatedScalarFieldContainer[int]
     sampling_defaults: SamplingDefaults
-    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
+    weight_format_reason: str
+    inexact_reason: str
+    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., weight_format_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p")
@@ -90,7 +94,7 @@ class VerifierServiceAttachResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids")
+    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +106,7 @@ class StepRequest(_message.Message):
     ROW_EMITS_FIELD_NUMBER: _ClassVar[int]
     ROW_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROW_CHAINED_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -113,7 +118,8 @@ class StepRequest(_message.Message):
     row_emits: _containers.RepeatedScalarFieldContainer[bool]
     row_rounds: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    row_chained: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings")
