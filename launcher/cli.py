@@ -225,6 +225,16 @@ def bench_kernels(context: typer.Context) -> None:
     runpy.run_module("bench.kernels", run_name="__main__", alter_sys=True)
 
 
+@bench_app.command("peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_peers(context: typer.Context) -> None:
+    """Speed beside other engines on the same model and prompts; options go to bench/peers."""
+    with _errors_in_words():
+        from bench.peers.__main__ import main
+
+        sys.argv = ["bench.peers", *context.args]
+        main()
+
+
 def _integers(text: str, option: str) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]

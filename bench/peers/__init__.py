@@ -1,0 +1,1 @@
+"""Other engines on the same model, prompts and cores: `dspark bench peers`."""
