@@ -225,7 +225,9 @@ def bench_kernels(context: typer.Context) -> None:
     runpy.run_module("bench.kernels", run_name="__main__", alter_sys=True)
 
 
-@bench_app.command("peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@bench_app.command(
+    "peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
 def bench_peers(context: typer.Context) -> None:
     """Speed beside other engines on the same model and prompts; options go to bench/peers."""
     with _errors_in_words():

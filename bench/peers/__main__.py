@@ -51,16 +51,16 @@ class Options:
 
 
 def _numbers(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
+    values = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if min(values) < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, e.g. 1,4,16")
     return list(dict.fromkeys(values))
 
 
 def _modes(text: str) -> list[str]:
     values = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not set(values) <= {"off", "static", "compact"}:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r}: give some of off, static, compact")
     return values
 
 

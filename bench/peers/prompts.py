@@ -54,7 +54,7 @@ def mixed_prompts(prompts: Sequence[Prompt], renderer: Renderer, *, num: int, ma
 def long_prompts(prompts: Sequence[Prompt], renderer: Renderer, *, num: int, length: int) -> list[PeerPrompt]:
     """`num` prompts of about `length` tokens (never fewer), each from another place of the joined texts."""
     words = " ".join(prompt.text for prompt in prompts).split()
-    stride = max(1, len(words) // num)
+    stride = max(1, len(words) // max(1, num))
     chosen = []
     for start in range(0, stride * num, stride):
         rotated = words[start:] + words[:start]
