@@ -1,9 +1,9 @@
-"""Real servers on the embedded target, one a verify mode, started when first asked for."""
+"""The embedded target and a real server on it, started when first asked for."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,6 @@ from launcher.supervisor import StopRequest
 from service_kit.settings import CommonSettings
 
 MAX_NUM_SEQS = 8
-
-ServerOf = Callable[[str], RunningServer]
-EngineOf = Callable[[str], Engine]
 
 
 @pytest.fixture(scope="session")
@@ -39,46 +36,23 @@ def pair(common: CommonSettings) -> ModelPair:
 
 
 @pytest.fixture(scope="session")
-def server_of(common: CommonSettings, pair: ModelPair) -> Iterator[ServerOf]:
-    """Servers by verify mode, or "one-process" (compact); all live until the session ends."""
-    servers: dict[str, RunningServer] = {}
-    with contextlib.ExitStack() as stack:
-
-        def get(mode: str) -> RunningServer:
-            if mode not in servers:
-                options = ServeOptions(
-                    port=free_port_pair(),
-                    verify_mode="compact" if mode == "one-process" else mode,
-                    max_num_seqs=MAX_NUM_SEQS,
-                    kv_memory="256MiB",
-                    in_process=mode == "one-process",
-                )
-                context = running_server(options, pair, common=common, settings=LauncherSettings(), stop=StopRequest())
-                server = stack.enter_context(context)
-                assert server is not None
-                servers[mode] = server
-            return servers[mode]
-
-        yield get
+def server(common: CommonSettings, pair: ModelPair) -> Iterator[RunningServer]:
+    """Lives until the session ends."""
+    options = ServeOptions(port=free_port_pair(), verify_mode="compact", max_num_seqs=MAX_NUM_SEQS, kv_memory="256MiB")
+    with running_server(options, pair, common=common, settings=LauncherSettings(), stop=StopRequest()) as server:
+        assert server is not None
+        yield server
 
 
 @pytest.fixture(scope="session")
-def engine_of(server_of: ServerOf) -> Iterator[EngineOf]:
-    """Measuring clients of the servers; at the end every slot and page must be free again."""
-    engines: dict[str, Engine] = {}
-
-    def get(mode: str) -> Engine:
-        if mode not in engines:
-            server = server_of(mode)
-            engines[mode] = Engine(mode, server.url, server.run_dir)
-        return engines[mode]
-
-    yield get
-    for engine in engines.values():
-        load = engine.load()
-        assert (load.num_running, load.num_waiting) == (0, 0)
-        assert (load.num_free_slots, load.num_free_pages) == (load.num_slots, load.num_pages)
-        engine.close()
+def engine(server: RunningServer) -> Iterator[Engine]:
+    """Measuring client of the server; at the end every slot and page must be free again."""
+    engine = Engine("compact", server.url, server.run_dir)
+    yield engine
+    load = engine.load()
+    assert (load.num_running, load.num_waiting) == (0, 0)
+    assert (load.num_free_slots, load.num_free_pages) == (load.num_slots, load.num_pages)
+    engine.close()
 
 
 def processes_of(run_dir: Path) -> list[int]:

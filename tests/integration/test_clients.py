@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from bench.measure import Engine
+from launcher.stack import RunningServer
 from service_kit.handoff import remove_orphans
 
 pytestmark = pytest.mark.model
@@ -19,8 +21,8 @@ QUESTION: Any = [{"role": "user", "content": "Name three colours of the rainbow.
 
 
 @pytest.fixture
-def client(server_of: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server_of('compact').url}/v1", api_key="unused", max_retries=0) as client:
+def client(server: RunningServer) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         yield client
 
 
@@ -92,9 +94,8 @@ def _read_two_chunks_and_vanish(url: str) -> int:
     return received.count(b"data: ")
 
 
-def test_clients_that_vanish_leave_nothing_behind(server_of: Any, engine_of: Any) -> None:
+def test_clients_that_vanish_leave_nothing_behind(server: RunningServer, engine: Engine) -> None:
     """20 clients on 8 slots: the queued ones stream as the first ones are aborted."""
-    engine, server = engine_of("compact"), server_of("compact")
     before = engine.load()
     with ThreadPoolExecutor(20) as pool:
         chunks = list(pool.map(_read_two_chunks_and_vanish, [server.url] * 20))
