@@ -33,7 +33,8 @@ def load_prompts(paths: Sequence[Path], limit: int) -> list[Prompt]:
 
 def _read(file: Path, limit: int) -> Iterator[Prompt]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        with file.open(encoding="utf-8") as opened:
+            lines = opened.readlines()  # not splitlines: JSON strings may hold separators that it knows
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}", field="--prompts") from error
     for number, line in enumerate(lines[:limit], 1):

@@ -48,8 +48,10 @@ def _result(mode: str, prompt: Prompt, token_ids: list[int], wall_s: float, conc
 
 
 def test_prompts_come_from_files_and_directories(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"turns": ["first", "ignored"]}\n{"prompt": "second"}\n{"prompt": "third"}\n')
-    assert load_prompts([tmp_path], 2) == [Prompt("x", "first"), Prompt("x", "second")]
+    (tmp_path / "x.jsonl").write_text(
+        '{"turns": ["first", "ignored"]}\n{"prompt": "sec\u2028ond"}\n{"prompt": "third"}\n'
+    )
+    assert load_prompts([tmp_path], 2) == [Prompt("x", "first"), Prompt("x", "sec\u2028ond")]
     assert load_prompts([tmp_path / "x.jsonl"], 9)[-1].text == "third"
 
 
