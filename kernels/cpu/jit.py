@@ -21,7 +21,15 @@ _config: Any = numba.config
 _njit: Any = numba.njit
 
 
-HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+def _cpu_features() -> frozenset[str]:
+    """LLVM's names of what compiled code may use: the host's, or those that numba was told to compile for."""
+    if _config.CPU_FEATURES is not None:
+        return frozenset(part[1:] for part in _config.CPU_FEATURES.split(",") if part.startswith("+"))
+    return frozenset(name for name, is_there in llvmlite.binding.get_host_cpu_features().items() if is_there)
+
+
+CPU_FEATURES = _cpu_features()
+HAS_AVX512 = "avx512f" in CPU_FEATURES
 
 
 def _source_digest() -> str:

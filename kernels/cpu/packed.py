@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.jit import cgutils, intrinsic, ir, types
+from kernels.cpu.features import HAS_HALF
+from kernels.cpu.jit import intrinsic, ir, types
 from kernels.cpu.simd import LANES, float32x16
 
 _INT = ir.IntType(32)
@@ -18,6 +19,20 @@ def _load_vector(builder: Any, base: Any, index: Any, element: Any, shift: int) 
     return builder.load(builder.inttoptr(address, ir.VectorType(element, LANES).as_pointer()), align=1 << shift)
 
 
+def _half_to_float(builder: Any, half: Any) -> Any:
+    """fpext of finite float16 by exact integer and float steps."""
+    bits = builder.zext(builder.bitcast(half, ir.VectorType(ir.IntType(16), LANES)), _INT_VECTOR)
+
+    def constant(value: int) -> Any:
+        return ir.Constant(_INT_VECTOR, [value] * LANES)
+
+    # The exponents' biases differ by 112; the product also makes normal numbers of subnormal ones.
+    small = builder.bitcast(builder.shl(builder.and_(bits, constant(0x7FFF)), constant(13)), _VECTOR)
+    magnitude = builder.fmul(small, ir.Constant(_VECTOR, [2.0**112] * LANES))
+    sign = builder.shl(builder.and_(bits, constant(0x8000)), constant(16))
+    return builder.bitcast(builder.or_(builder.bitcast(magnitude, _INT_VECTOR), sign), _VECTOR)
+
+
 @intrinsic
 def load_as(typing_context: Any, like: Any, base: Any, index: Any) -> Any:
     """Sixteen elements as float32 lanes; in memory float32, float16 or int8, as `like` is float32, int16 or int8."""
@@ -29,19 +44,6 @@ def load_as(typing_context: Any, like: Any, base: Any, index: Any) -> Any:
             return vector
         if shift == 0:
             return builder.sitofp(builder.sext(vector, _INT_VECTOR), _VECTOR)
-        return builder.fpext(vector, _VECTOR)
+        return builder.fpext(vector, _VECTOR) if HAS_HALF else _half_to_float(builder, vector)
 
     return float32x16(like, types.int64, types.int64), emit
-
-
-@intrinsic
-def load_nibbles(typing_context: Any, base: Any, index: Any) -> Any:
-    """Sixteen bytes from byte `index`: lanes of their low halves and of their high halves, each 0 to 15."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        levels = builder.zext(_load_vector(builder, args[0], args[1], ir.IntType(8), 0), _INT_VECTOR)
-        low = builder.and_(levels, ir.Constant(_INT_VECTOR, [15] * LANES))
-        high = builder.lshr(levels, ir.Constant(_INT_VECTOR, [4] * LANES))
-        return cgutils.pack_array(builder, [builder.sitofp(half, _VECTOR) for half in (low, high)])
-
-    return types.UniTuple(float32x16, 2)(types.int64, types.int64), emit

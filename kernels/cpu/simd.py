@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from kernels.cpu.features import HAS_FMA
 from kernels.cpu.jit import cgutils, compiled, extending, intrinsic, ir, types
 
 LANES = 16
@@ -74,7 +75,7 @@ def _call_llvm(builder: Any, name: str, *args: Any) -> Any:
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return _call_llvm(builder, "fma", a, b, c)
+    return _call_llvm(builder, "fma", a, b, c) if HAS_FMA else builder.fadd(builder.fmul(a, b), c)
 
 
 @intrinsic
@@ -202,7 +203,7 @@ def prefetch(typing_context: Any, base: Any, index: Any) -> Any:
 
 @intrinsic
 def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a · b + c, rounded once."""
+    """a · b + c, rounded once; twice on CPUs without that instruction."""
     return (
         float32x16(float32x16, float32x16, float32x16),
         lambda context, builder, sig, args: _fma(builder, *args),

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu import native
-from kernels.linear import Linear, WeightFormat, make_linear, make_quantized_linear
+from kernels.linear import Linear, WeightFormat, make_linear, make_quantized_linear, reference
 
 SHAPES = [(1, 1), (63, 100), (100, 63), (960, 576), (1000, 1537)]
 QUANTISED_SHAPES = [(1, 32), (63, 96), (100, 64), (960, 576), (1001, 1536)]
 DTYPES = {"float32": torch.float32, "fp16": torch.float16}
 
 
-def quantized(num_bits: int, num_out: int, num_in: int, bias: Tensor | None = None) -> tuple[Linear, Tensor]:
-    """A layer of random levels and its weights in float64."""
+def quantized(
+    num_bits: int, num_out: int, num_in: int, bias: Tensor | None = None
+) -> tuple[Linear, Callable[[Tensor], Tensor]]:
+    """A layer of random levels, and its product in float64 as `reference.py` has it."""
     is_q4 = num_bits == 4
     levels = torch.randint(*((0, 16) if is_q4 else (-128, 128)), (num_out, num_in))
     scales, minimums = (torch.randn(2, num_out, num_in // 32) / num_in**0.5 / 2 ** (num_bits - 1)).half()
-    if is_q4:
-        minimums *= 8
-    weight = scales.double().repeat_interleave(32, dim=1) * levels
-    if is_q4:
-        weight += minimums.double().repeat_interleave(32, dim=1)
+    offsets = minimums * 8 if is_q4 else None
     kept = levels.to(torch.uint8 if is_q4 else torch.int8)
-    return make_quantized_linear(kept, scales, minimums if is_q4 else None, bias), weight
+    linear = make_quantized_linear(kept, scales, offsets, bias)
+    return linear, lambda x: reference.levels_product(x, kept, scales, offsets)
 
 
 @pytest.mark.parametrize("weight_format", ["float32", "fp16"])
@@ -47,11 +48,27 @@ def test_matches_float64(weight_format: WeightFormat, num_out: int, num_in: int,
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_levels_match_float64(num_bits: int, num_out: int, num_in: int, has_bias: bool) -> None:
     bias = torch.randn(num_out) if has_bias else None
-    linear, weight = quantized(num_bits, num_out, num_in, bias)
+    linear, product = quantized(num_bits, num_out, num_in, bias)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 19):
         x = torch.randn(num_rows, num_in)
-        expected = functional.linear(x.double(), weight, None if bias is None else bias.double())
+        expected = product(x) + (0 if bias is None else bias.double())
         torch.testing.assert_close(linear(x), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_levels_take_extreme_rows(num_bits: int) -> None:
+    linear, product = quantized(num_bits, 40, 64)
+    x = torch.randn(6, 64)
+    x[0] = 0.0
+    x[1, :32] = 0.0
+    x[2, 3] = 1e30
+    x[3, 5] = 1e-30
+    torch.testing.assert_close(linear(x), product(x).float(), rtol=1e-3, atol=1e-5)
+    expected = linear(x)
+    x[4, 7], x[5, 40] = torch.nan, -torch.inf
+    found = linear(x)
+    assert torch.equal(found[:4], expected[:4])
+    assert not found[4:].isfinite().any()
 
 
 def make_any(kind: str, num_out: int, num_in: int) -> Linear:
