@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from scheduler_service.admission import Limits
 from scheduler_service.pages import PageAllocator
+from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.request import Request, Sequence
 from scheduler_service.slot_updates import SlotUpdates
 
@@ -30,6 +31,8 @@ class Batch:
         self.waiting: deque[list[Sequence]] = deque()
         """Groups that must be admitted together: the choices of a new request, or one preempted choice."""
         self.num_preemptions = 0
+        self.prefill_limit: PrefillLimit | None = None
+        """None: prefill is bounded by tokens alone."""
 
     @property
     def num_waiting(self) -> int:

@@ -67,8 +67,8 @@ def plan_step(batch: Batch) -> StepPlan:
             for sequence in batch.running
             if sequence.computed > sequence.ingested and not sequence.context_lost
         ]
-    chunks = _plan_chunks(batch, [(sequence, sequence.computed) for sequence in prefilling], budget)
-    plan.rows = decoding + chunks
+    chunks = [(sequence, sequence.computed) for sequence in prefilling]
+    plan.rows = decoding + _plan_chunks(batch, chunks, budget, is_decoding=bool(decoding))
     return plan
 
 
@@ -98,17 +98,26 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
             decoding.append(PlannedRow(sequence, start, 1, emits=True, is_chained=emits))
         else:
             prefilling.append((sequence, start))
-    return decoding + _plan_chunks(batch, prefilling, batch.limits.max_batch_tokens - len(decoding))
+    budget = batch.limits.max_batch_tokens - len(decoding)
+    return decoding + _plan_chunks(batch, prefilling, budget, is_decoding=bool(decoding))
 
 
-def _plan_chunks(batch: Batch, prefilling: list[tuple[Sequence, int]], budget: int) -> list[PlannedRow]:
-    """Prefill chunks of at most `budget` tokens together, each from its sequence's given position."""
+def _plan_chunks(
+    batch: Batch, prefilling: list[tuple[Sequence, int]], budget: int, *, is_decoding: bool
+) -> list[PlannedRow]:
+    """Prefill chunks, each from its sequence's given position: of at most `budget` tokens together and, if the step
+    decodes as well, of no more time than the batch's prefill limit."""
     chunks = []
+    num_rows, context_ns = 0, 0.0
+    limit = batch.prefill_limit if is_decoding else None
     for sequence, start in prefilling:
-        count = min(len(sequence.tokens) - start, batch.limits.max_chunk, budget)
+        count = min(len(sequence.tokens) - start, batch.limits.max_chunk, budget - num_rows)
+        if limit is not None:
+            count = limit.max_rows(count, start, num_rows, context_ns)
+            context_ns += limit.context_ns(count, start)
         if count <= 0:
             break
-        budget -= count
+        num_rows += count
         chunks.append(PlannedRow(sequence, start, count, emits=start + count == len(sequence.tokens)))
     return chunks
 

@@ -37,6 +37,9 @@ class SchedulerSettings(BaseSettings):
     """Longest context, prompt and answer, in tokens; 0: the target's own, capped by what kv_memory holds."""
     max_batch_tokens: int = Field(256, ge=1)
     """Most token rows in one step: verify rows and prefill chunks together."""
+    max_prefill_decode_steps: float = Field(8.0, ge=0)
+    """Most time that prefill may add to a step in which others decode, in one-row decode steps as measured at start:
+    how far a long prompt may slow the answers that run beside it. 0: bounded by max_batch_tokens alone."""
     kv_memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(2**30, ge=1)
     """Bytes of target and draft K/V pages together, as a number or e.g. "1GiB"."""
     chain_plain_steps: bool = True

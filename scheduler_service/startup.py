@@ -10,9 +10,11 @@ from typing import Any
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
 from scheduler_service.calibrate_cost import measure_costs
+from scheduler_service.calibrate_prefill import measure_prefill
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.policy import create_policy
+from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.service import ModelInfo, Scheduler
 from scheduler_service.settings import SchedulerSettings
 from service_kit.errors import ConfigurationError
@@ -47,6 +49,10 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
     if settings.verify_mode == "compact" and drafter is not None:
         costs = measure_costs(batch, verifier, drafter, step_ids, target.padded_rows)
         log.info("cost table: %s", costs)
+    if settings.max_prefill_decode_steps:
+        prefill_costs = measure_prefill(batch, verifier, step_ids)
+        log.info("prefill costs: %s", prefill_costs)
+        batch.prefill_limit = PrefillLimit(prefill_costs, settings.max_prefill_decode_steps)
     off_reason = (settings.speculation_off_reason or "verify_mode is off") if drafter is None else ""
     info = ModelInfo(
         model=target.model,
@@ -54,6 +60,7 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
         verify_mode=settings.verify_mode,
         speculation_off_reason=off_reason,
         sampling_defaults=target.sampling_defaults,
+        inexact_reason=target.inexact_reason,
     )
     scheduler = Scheduler(settings, limits, info, batch)
     scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs), step_ids)

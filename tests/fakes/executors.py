@@ -165,7 +165,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 reply.verify_lens.append(0)
                 reply.accepted_lens.append(0)
                 continue
-            accepted, emitted = self._row(slot, start, tokens, num_drafts, request.row_rounds[index], request.step_id)
+            round_ = request.row_rounds[index] if emits else None
+            accepted, emitted = self._row(slot, start, tokens, num_drafts, round_, request.step_id)
             reply.verify_lens.append(num_drafts)
             reply.accepted_lens.append(accepted if emits else 0)
             if emits:
@@ -178,8 +179,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         return reply
 
     def _row(
-        self, slot: int, start: int, tokens: list[int], num_drafts: int, round_: int, step_id: int
+        self, slot: int, start: int, tokens: list[int], num_drafts: int, round_: int | None, step_id: int
     ) -> tuple[int, list[int]]:
+        """Computes the row; it emits if there is a round."""
         sampling = self.slots.sampling[slot]
         assert sampling is not None
         table = self.slots.page_table[slot]
@@ -189,6 +191,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             if self.ring.size:
                 self.ring.rows[(slot, position % self.ring.size)] = (step_id, position, token)
         assert not self.ring.size or len(tokens) <= self.ring.size
+        if round_ is None:
+            return 0, []
         end = start + len(tokens)
         prefix = [self.kv[(int(table[p // PAGE_SIZE]), p % PAGE_SIZE)] for p in range(end)]
         first = end - num_drafts

@@ -11,6 +11,7 @@ from fakes.executors import fake_pair
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
 from scheduler_service.calibrate_cost import measure_costs
+from scheduler_service.calibrate_prefill import measure_prefill
 from scheduler_service.cost_table import CostTable
 from scheduler_service.executor_types import SessionSizes
 from scheduler_service.executors import DrafterClient, VerifierClient
@@ -94,3 +95,28 @@ def test_measured_at_start_and_everything_given_back(limits: dict[str, int]) -> 
 def test_too_little_room_says_what_to_raise() -> None:
     with pytest.raises(ConfigurationError, match="raise max_model_len to 10"):
         _measure(_batch(max_model_len=8))
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"num_pages": 4}, {"max_model_len": 6}, {"block_size": 0, "feature_ring_rows": 0}]
+)
+def test_prefill_is_measured_at_start_and_everything_given_back(limits: dict[str, int]) -> None:
+    batch, (fake, _) = _batch(**limits), fake_pair()
+    verifier, sizes = VerifierClient(InProcessTransport(fake), 1.0), batch.limits
+    ring_rows = sizes.feature_ring_rows
+    verifier.attach(
+        SessionSizes(
+            1, sizes.max_num_seqs, sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, ring_rows, 0, ()
+        )
+    )
+    costs = measure_prefill(batch, verifier, itertools.count(1))
+    assert costs.decode_ns > 0
+    assert costs.context_ns >= 0
+    assert max(costs.chunk_ns) == max(max(call.row_num_tokens) for call in fake.calls)
+    added = [costs.added_ns(rows) for rows in range(300)]
+    assert added[0] == 0
+    assert added == sorted(added)
+    assert "prefill ms by rows" in str(costs)
+    batch.check_integrity()
+    assert batch.pages.num_free == sizes.num_pages
+    assert batch.verifier_updates.releases == [0]

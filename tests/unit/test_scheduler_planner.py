@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
 from scheduler_service.planner import PlannedRow, plan_chained, plan_step
+from scheduler_service.prefill_limit import PrefillCosts, PrefillLimit
 from scheduler_service.request import GenerateSpec, Sequence
 from scheduler_service.slot_updates import SlotUpdates
 
@@ -107,6 +110,53 @@ def test_no_draft_without_its_context() -> None:
 
 def _shape(row: PlannedRow) -> tuple[int, int, bool, bool]:
     return row.start, row.num_tokens, row.emits, row.is_chained
+
+
+def _limited(max_decode_steps: float, **limits: int) -> Batch:
+    batch = _batch(**{"block_size": 0, "feature_ring_rows": 0, "max_batch_tokens": 64, **limits})
+    costs = PrefillCosts(decode_ns=10.0, chunk_ns={8: 10.0, 16: 18.0, 32: 50.0}, context_ns=0.01)
+    batch.prefill_limit = PrefillLimit(costs, max_decode_steps)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("max_decode_steps", "num_rows"),
+    [(0.01, 8), (0.4, 12), (0.8, 16), (2.4, 24), (4.0, 32), (5.0, 37), (99.0, 60)],
+)
+def test_prefill_beside_decode_rows_is_bounded_by_time(max_decode_steps: float, num_rows: int) -> None:
+    # Above the decode step: 8 rows cost nothing, 16 rows 8 ns, 32 rows 40 ns, each further one 2 ns.
+    batch = _limited(max_decode_steps)
+    _admit(batch, 3, decoding=True)
+    newcomer = _admit(batch, 60, decoding=False)
+    rows = plan_step(batch).rows
+    assert [(row.sequence, row.num_tokens) for row in rows[1:]] == [(newcomer, num_rows)]
+    assert [row.num_tokens for row in plan_chained(batch, rows[:1])] == [1, num_rows]
+
+
+def test_prefill_alone_is_bounded_by_tokens_only() -> None:
+    batch = _limited(0.5)
+    _admit(batch, 60, decoding=False)
+    assert [row.num_tokens for row in plan_step(batch).rows] == [60]
+
+
+def test_a_long_context_takes_rows_from_its_chunk() -> None:
+    batch = _limited(4.0, max_model_len=512, num_pages=400)
+    _admit(batch, 3, decoding=True)
+    far = _admit(batch, 450, decoding=False)
+    far.computed = 400  # each row costs 4 ns more: nine make 1 + 36 of the 40 ns
+    assert [row.num_tokens for row in plan_step(batch).rows] == [1, 9]
+    far.computed = 440
+    near = _admit(batch, 30, decoding=False)
+    rows = plan_step(batch).rows
+    assert [(row.sequence, row.num_tokens) for row in rows[1:]] == [(far, 8), (near, 4)]
+
+
+def test_chunks_of_one_step_share_its_time() -> None:
+    batch = _limited(2.4, max_num_seqs=4)
+    _admit(batch, 3, decoding=True)
+    for _ in range(2):
+        _admit(batch, 20, decoding=False)
+    assert [row.num_tokens for row in plan_step(batch).rows] == [1, 20, 4]
 
 
 def test_a_chain_goes_from_chunk_to_chunk_to_unknown_anchors() -> None:

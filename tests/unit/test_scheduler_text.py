@@ -126,3 +126,12 @@ def test_the_feature_ring_caps_a_chunk() -> None:
     with running("static", feature_ring_rows=6) as rig:
         assert rig.submit([2] * 30, 12).text() == reference_text([2] * 30, 12, GREEDY)
         assert max(max(call.row_num_tokens) for call in rig.verifier.calls) == 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("max_prefill_decode_steps", [0.001, 0.5, 4.0])
+def test_prefill_bounded_by_time_changes_no_text(mode: str, max_prefill_decode_steps: float) -> None:
+    prompts = [[1 + i] * 40 for i in range(6)]
+    with running(mode, max_prefill_decode_steps=max_prefill_decode_steps) as rig:
+        streams = rig.submit_all(prompts, 15)
+        assert [stream.text() for stream in streams] == [reference_text(prompt, 15, GREEDY) for prompt in prompts]
