@@ -54,6 +54,7 @@ def variations() -> list[Variation]:
         *(Variation("mode", mode, ServerSettings(verify_mode=mode)) for mode in ("static", "compact")),
         *(Variation("chunk", str(size), ServerSettings(max_chunk=size)) for size in (16, 64, 512)),
         Variation("preemption", "few pages", crowded, MAX_CONCURRENCY),
+        Variation("chaining", "off", ServerSettings(changes=(("DSPARK_SCHEDULER_CHAIN_PLAIN_STEPS", "false"),))),
         Variation("process", "one", ServerSettings(in_process=True)),
         Variation("together", "compact, chunk 32, few pages", everything, MAX_CONCURRENCY),
     ]

@@ -206,7 +206,8 @@ def test_without_a_drafter_only_off_is_compared(servers: FakeServers) -> None:
     pair = PAIR._replace(drafter=None, note="speculation off")
     assert has_passed(run("concurrency", "chunk", "preemption", pair=pair))
     with pytest.raises(
-        ConfigurationError, match=r"no drafter, --only concurrency --only chunk --only preemption --only process$"
+        ConfigurationError,
+        match=r"no drafter, --only concurrency --only chunk --only preemption --only chaining --only process$",
     ):
         run("mode", pair=pair)
 
