@@ -98,6 +98,14 @@ class StepCall:
     """Empty: no such row."""
 
 
+class Phase(NamedTuple):
+    """A phase of a step, in nanoseconds of the monotonic clock that all processes of a node share."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
 class StepResult(NamedTuple):
     """Reply to a `StepCall`."""
 
@@ -110,6 +118,7 @@ class StepResult(NamedTuple):
     model_ns: int
     """Forward and head."""
     accept_ns: int
+    phases: list[Phase]
 
 
 @dataclass(frozen=True)

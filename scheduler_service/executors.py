@@ -14,6 +14,7 @@ from scheduler_service.executor_types import (
     DraftCall,
     DrafterInfo,
     DraftResult,
+    Phase,
     SamplingDefaults,
     SessionSizes,
     StepCall,
@@ -116,6 +117,7 @@ class VerifierClient:
             {failure.row: failure.reason for failure in response.failures},
             timings.get("forward", 0) + timings.get("head", 0),
             timings.get("accept", 0),
+            [Phase(each.phase, each.start_ns, each.start_ns + each.duration_ns) for each in response.timings],
         )
 
 

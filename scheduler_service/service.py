@@ -20,6 +20,7 @@ from scheduler_service.request import Delivery, Event, FinishReason, GenerateSpe
 from scheduler_service.settings import SchedulerSettings
 from scheduler_service.step import StepEngine
 from scheduler_service.step_loop import StepLoop
+from scheduler_service.step_trace import StepTrace
 from service_kit.errors import InvalidRequestError, QueueFullError, UnavailableError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Scheduler:
         self._num_queued_requests = self._num_queued_tokens = 0
         self._is_draining = False
         self._batch, self._ledger = batch, Ledger()
+        self._trace = StepTrace(settings.trace_steps)
         self._committer = Committer(batch, self._ledger, info.speculation_off_reason, self._forget)
         self._deliver: Callable[[list[Delivery]], None] = deliver_directly
         self._on_failure: Callable[[str], None] = lambda reason: None
@@ -83,6 +85,7 @@ class Scheduler:
             step_ids,
             self._loop.flush,
             chain_plain_steps=self.settings.chain_plain_steps,
+            trace=self._trace,
         )
         self._loop.start(engine)
 
@@ -184,6 +187,7 @@ class Scheduler:
         for request in live:
             self.end(request)
         self._loop.stop()
+        self._trace.close()
 
     def _hand_over(self, deliveries: list[Delivery]) -> None:
         self._deliver(deliveries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -51,6 +52,9 @@ class SchedulerSettings(BaseSettings):
     """Most prompt tokens waiting for admission; more are refused."""
     feature_ring_rows: int = Field(256, ge=1)
     """Feature rows kept per slot in shared memory; caps a prefill chunk. Unused when verify_mode is off."""
+    trace_steps: Path | None = None
+    """File that gets a JSON line for every phase of every step: step_id, phase, start_ns, end_ns (monotonic clock). The
+    verifier's phases, and this process's draft_call, step_call and commit."""
     startup_timeout_s: float = Field(600.0, gt=0)
     """Seconds to wait for the executors to load."""
     step_timeout_s: float = Field(120.0, gt=0)

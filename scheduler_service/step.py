@@ -14,12 +14,13 @@ from time import perf_counter_ns
 from scheduler_service import tracing
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
-from scheduler_service.executor_types import DraftCall, DraftResult, StepCall
+from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import PlannedRow, StepPlan, plan_chained, plan_step
 from scheduler_service.policy import DraftedBatch, VerifyPolicy
 from scheduler_service.request import FinishReason
+from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
 
 log = logging.getLogger(__name__)
@@ -50,13 +51,14 @@ class StepEngine:
         flush: Callable[[], None],
         *,
         chain_plain_steps: bool,
+        trace: StepTrace,
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
         have the next call."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._step_ids, self._flush = step_ids, flush
-        self._chain_plain_steps = chain_plain_steps
+        self._chain_plain_steps, self._trace = chain_plain_steps, trace
         self._in_flight: _SentStep | None = None
         self._ended_ns = 0
         """When the last step's result had been committed."""
@@ -109,7 +111,9 @@ class StepEngine:
         drafter.send(call, metadata)
         self._flush()
         result = drafter.receive(call)
-        self._ledger.draft_call_ns += perf_counter_ns() - started
+        received_ns = perf_counter_ns()
+        self._ledger.draft_call_ns += received_ns - started
+        self._trace.record(step_id, [Phase("draft_call", started, received_ns)])
         self._ledger.drafter_model_ns += result.model_ns
         self._acknowledge_ingests(plan, result.ingest_failures)
         for row in drafted:
@@ -185,7 +189,10 @@ class StepEngine:
         self._flush()
         result = self._verifier.receive()
         ledger, received_ns = self._ledger, perf_counter_ns()
-        ledger.step_call_ns += received_ns - max(step.sent_ns, self._ended_ns)
+        called_ns = max(
+            step.sent_ns, self._ended_ns
+        )  # a chained step's call begins when the one before has been committed
+        ledger.step_call_ns += received_ns - called_ns
         ledger.verifier_model_ns += result.model_ns
         ledger.verifier_accept_ns += result.accept_ns
         offset = 0
@@ -206,6 +213,8 @@ class StepEngine:
         self._ended_ns = ended_ns
         if self._in_flight is not None:
             self._flush()
+        own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
+        self._trace.record(step.step_id, [*result.phases, *own])
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

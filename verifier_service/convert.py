@@ -96,6 +96,7 @@ def step_to_pb(result: StepResult) -> verifier_pb2.StepResponse:
         token_ids=accepted.token_ids,
         failures=[types_pb2.RowFailure(row=row, reason=reason) for row, reason in accepted.failures],
         timings=[
-            types_pb2.PhaseTiming(phase=phase, duration_ns=duration) for phase, duration in result.timings_ns.items()
+            types_pb2.PhaseTiming(phase=phase.name, duration_ns=phase.end_ns - phase.start_ns, start_ns=phase.start_ns)
+            for phase in result.phases
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
 from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
 from verifier_service.session import DraftArenas, Session, SessionSizes
-from verifier_service.steps import StepBatch, StepResult, emitted_rows, fill_chained, token_rows, validate
+from verifier_service.steps import Phase, StepBatch, StepResult, emitted_rows, fill_chained, token_rows, validate
 
+_PHASES = ("forward", "features", "head", "accept")
 _WARM_UP_ROWS = range(1, 9)
 _WARM_UP_CONTEXT = 40
 _DEFAULT_WINDOW = 8
@@ -89,23 +91,20 @@ class VerifierEngine:
         failed = fill_chained(batch, emissions)
         rows, emitted = token_rows(batch), emitted_rows(batch)
 
-        clock = time.perf_counter_ns()
+        clocks = [time.perf_counter_ns()]
         hidden = model.forward(rows, session.page_table, session.space)
-        timings = {"forward": (after := time.perf_counter_ns()) - clock}
-
+        clocks.append(time.perf_counter_ns())
         session.write_features(batch.step_id, rows)
-        timings["features"] = (clock := time.perf_counter_ns()) - after
-
+        clocks.append(time.perf_counter_ns())
         num_logits = len(emitted.token_rows)
         needed = hidden if num_logits == len(hidden) else hidden[torch.from_numpy(emitted.token_rows)]
         logits = model.logits(needed) if num_logits else needed.new_empty(0, session.vocab_size)
-        timings["head"] = (after := time.perf_counter_ns()) - clock
-
+        clocks.append(time.perf_counter_ns())
         accepted = accept(session, batch, emitted, logits, self.target.accept_row, failed)
         session.emissions = accepted.emissions
-        timings["accept"] = (finished := time.perf_counter_ns()) - after
-        timings["total"] = finished - started
-        return StepResult(accepted, timings)
+        clocks.append(time.perf_counter_ns())
+        phases = [Phase(name, *span) for name, span in zip(_PHASES, itertools.pairwise(clocks), strict=True)]
+        return StepResult(accepted, [*phases, Phase("total", started, clocks[-1])])
 
     def profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
         """Times forwards with logits for every row, in nanoseconds, on scratch pages.

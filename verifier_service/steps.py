@@ -63,12 +63,20 @@ class Acceptance:
     """By slot; what chained rows of the next step start from."""
 
 
+class Phase(NamedTuple):
+    """A phase of a step, in nanoseconds of the monotonic clock."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
 class StepResult(NamedTuple):
     """Answer to a step."""
 
     accepted: Acceptance
-    timings_ns: dict[str, int]
-    """Duration of each phase of StepResponse.timings."""
+    phases: list[Phase]
+    """Those of StepResponse.timings."""
 
 
 class EmittedRows(NamedTuple):

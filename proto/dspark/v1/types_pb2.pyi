@@ -51,12 +51,14 @@ class SlotUpdates(_message.Message):
     def __init__(self, releases: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[SlotAdmission, _Mapping]]] = ..., page_slots: _Optional[_Iterable[int]] = ..., page_indices: _Optional[_Iterable[int]] = ..., page_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseTiming(_message.Message):
-    __slots__ = ("phase", "duration_ns")
+    __slots__ = ("phase", "duration_ns", "start_ns")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
     phase: str
     duration_ns: int
-    def __init__(self, phase: _Optional[str] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+    start_ns: int
+    def __init__(self, phase: _Optional[str] = ..., duration_ns: _Optional[int] = ..., start_ns: _Optional[int] = ...) -> None: ...
 
 class RowFailure(_message.Message):
     __slots__ = ("row", "reason")
