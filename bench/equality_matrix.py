@@ -16,6 +16,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 MAX_CONCURRENCY = 16
 """Slots of every server."""
 _DEFAULT_CONCURRENCY = 4
+_UNTIMED = (("DSPARK_SCHEDULER_MAX_PREFILL_DECODE_STEPS", "0"),)
+"""Lets chunks be as large as they are asked for beside decode rows, too."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def variations() -> list[Variation]:
         REFERENCE,
         *(Variation("concurrency", str(count), concurrency=count) for count in (1, _DEFAULT_CONCURRENCY, 16)),
         *(Variation("mode", mode, ServerSettings(verify_mode=mode)) for mode in ("static", "compact")),
-        *(Variation("chunk", str(size), ServerSettings(max_chunk=size)) for size in (16, 64, 512)),
+        *(Variation("chunk", str(size), ServerSettings(max_chunk=size, changes=_UNTIMED)) for size in (16, 64, 512)),
         Variation("preemption", "few pages", crowded, MAX_CONCURRENCY),
         Variation("chaining", "off", ServerSettings(changes=(("DSPARK_SCHEDULER_CHAIN_PLAIN_STEPS", "false"),))),
         Variation("process", "one", ServerSettings(in_process=True)),
