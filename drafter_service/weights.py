@@ -146,7 +146,7 @@ def _markov(read: _Reader, config: DrafterConfig) -> MarkovHead | None:
     return MarkovHead(
         kind=kind,
         w1=read.array("markov_head.markov_w1.weight"),
-        w2=np.asfortranarray(read.array("markov_head.markov_w2.weight")),
+        w2=read.array("markov_head.markov_w2.weight"),
         projection=read.array(f"{projection}.weight") if projection else None,
         projection_bias=read.array(f"{projection}.bias") if projection else None,
     )

@@ -25,11 +25,15 @@ the rejection regime, all its probability on that index: a certain draft, which 
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 
 class MarkovKind(enum.Enum):
@@ -48,7 +52,7 @@ class MarkovHead:
     w1: npt.NDArray[np.float32]
     """[V, r], by target id."""
     w2: npt.NDArray[np.float32]
-    """[Vd, r]; in Fortran order the product with it is about a third faster on CPU."""
+    """[Vd, r]"""
     projection: npt.NDArray[np.float32] | None = None
     """gated: gate_proj.weight [r, H + r]; rnn: joint_proj.weight [3r, 2r + H]; vanilla: None."""
     projection_bias: npt.NDArray[np.float32] | None = None
@@ -71,6 +75,27 @@ class MarkovHead:
     def rank(self) -> int:
         """r."""
         return int(self.w1.shape[1])
+
+    @functools.cached_property
+    def packed_w2(self) -> Tensor:
+        """W2 as `kernels.markov_sample.head` reads it; float16 where that changes no weight."""
+        from kernels.markov_sample.head import COLUMNS
+
+        w2 = torch.from_numpy(self.w2)
+        half = w2.half()
+        exact = half if torch.equal(half.float(), w2) else w2
+        return functional.pad(exact, (0, 0, 0, -len(w2) % COLUMNS)).view(-1, COLUMNS, self.rank).mT.contiguous()
+
+    @functools.cached_property
+    def projection_parts(self) -> tuple[Tensor, Tensor]:
+        """The projection's part for the hidden state [outputs, H], and the others' transposed [inputs, outputs]."""
+        assert self.projection is not None
+        projection = torch.from_numpy(self.projection)
+        if self.kind == MarkovKind.GATED:
+            of_previous, of_hidden = projection[:, -self.rank :], projection[:, : -self.rank]
+        else:
+            of_previous, of_hidden = projection[:, : 2 * self.rank], projection[:, 2 * self.rank :]
+        return of_hidden.contiguous(), of_previous.T.contiguous()
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
-"""Slots in order, rows together: one W2 product a slot for all rows, on torch's threads."""
+"""All slots of all rows in one compiled call: what does not depend on drafted tokens first, then the loop of `head`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from kernels.draws import coupled_index, inverse_cdf_index, uniform
+from kernels.cpu.native import floats
 from kernels.markov_sample import BlockDraft, ConfidenceHead, MarkovHead, MarkovKind
-from kernels.philox import Purpose
-from kernels.sampling import Regime, SlotSampling
+from kernels.markov_sample.head import CHUNK, GATED, NO_HEAD, RNN, ROW_WORDS, RUN_HEAD, VANILLA
+from kernels.sampling import SlotSampling
 
 FloatArray = npt.NDArray[np.float32]
+_KINDS = {MarkovKind.VANILLA: VANILLA, MarkovKind.GATED: GATED, MarkovKind.RNN: RNN}
+_NONE = torch.empty(0)
 
 
 def sample_block(
@@ -32,89 +32,41 @@ def sample_block(
     draft_probs_out: Sequence[FloatArray | None],
 ) -> BlockDraft:
     """Draws G drafts for each of B rows; arguments of `kernels.markov_sample.reference.sample_block`."""
-    num_rows, num_slots, _ = base_logits.shape
-    hidden_size = hidden.shape[-1]
-    base, hiddens = torch.from_numpy(base_logits), torch.from_numpy(hidden)
-    bias = None if head is None else _MarkovBias(head, hiddens)
+    num_rows, num_slots, num_tokens = base_logits.shape
+    hiddens, hidden_size = torch.from_numpy(hidden), hidden.shape[-1]
+    rank = 0 if head is None else head.rank
+    w1 = w2 = from_hidden = of_previous = seen_weight = _NONE
+    if head is not None:
+        w1, w2 = torch.from_numpy(head.w1), head.packed_w2
+        if head.projection is not None and head.projection_bias is not None:
+            of_hidden, of_previous = head.projection_parts
+            from_hidden = functional.linear(hiddens, of_hidden, torch.from_numpy(head.projection_bias)).contiguous()
     confidence_logits = torch.full((num_rows, num_slots), torch.inf)
-    confidence_weight = torch.empty(0)
     if confidence is not None:
-        confidence_weight = torch.from_numpy(confidence.weight[0])
-        confidence_logits = hiddens @ confidence_weight[:hidden_size] + confidence.bias
-
-    token_ids = np.empty((num_rows, num_slots), np.uint32)
-    previous_ids = anchor_ids
-    for k in range(num_slots):
-        logits = base[:, k]
-        if bias is not None:
-            embedding = bias.embedding(previous_ids)
-            logits = bias.add(logits, embedding, k)
-            if confidence_weight.numel() > hidden_size:
-                confidence_logits[:, k] += embedding @ confidence_weight[hidden_size:]
-        slot_logits = logits.numpy()
-        indices = np.argmax(slot_logits, axis=1)  # the first NaN, if there is one
-        for b, row_sampling in enumerate(sampling):
-            row_probs_out = draft_probs_out[b]
-            probs_out = None if row_probs_out is None else row_probs_out[k]
-            if not np.isfinite(slot_logits[b, indices[b]]):
-                indices[b] = 0
-                confidence_logits[b, k] = torch.nan
-                if row_sampling.regime == Regime.REJECTION and probs_out is not None:
-                    probs_out[:] = 0.0
-                    probs_out[0] = 1.0
-            elif row_sampling.regime != Regime.GREEDY:
-                token_position = int(positions[b]) + 1 + k
-                weights = _weights(slot_logits[b], row_sampling.temperature)
-                if row_sampling.regime == Regime.COUPLED:
-                    indices[b] = coupled_index(weights, draft_to_target, row_sampling.key, token_position)
-                else:
-                    assert probs_out is not None
-                    np.divide(weights, weights.sum(), out=probs_out, casting="same_kind")
-                    chance = uniform(row_sampling.key, Purpose.DRAFT, token_position, int(rounds[b]))
-                    indices[b] = inverse_cdf_index(probs_out, chance)
-        previous_ids = token_ids[:, k] = indices if draft_to_target is None else draft_to_target[indices]
-    return BlockDraft(token_ids, confidence_logits.numpy())
-
-
-class _MarkovBias:
-    """The head over one batch of blocks: what does not depend on drafted tokens is computed for all slots at once."""
-
-    def __init__(self, head: MarkovHead, hiddens: Tensor) -> None:
-        """hiddens [B, G, H]."""
-        self._kind, rank = head.kind, head.rank
-        self._w1, self._w2 = torch.from_numpy(head.w1), torch.from_numpy(head.w2)
-        self._state = torch.zeros(len(hiddens), rank)
-        if head.projection is None or head.projection_bias is None:
-            return
-        projection, hidden_size = torch.from_numpy(head.projection), hiddens.shape[-1]
-        is_gated = head.kind == MarkovKind.GATED
-        of_hidden = projection[:, :hidden_size] if is_gated else projection[:, -hidden_size:]
-        self._of_previous = projection[:, hidden_size:] if is_gated else projection[:, :-hidden_size]
-        self._from_hidden = functional.linear(hiddens, of_hidden, torch.from_numpy(head.projection_bias))
-
-    def embedding(self, previous_ids: npt.NDArray[np.integer[Any]]) -> Tensor:
-        """W1[x], [B, r]. previous_ids [B], target ids."""
-        return self._w1[torch.from_numpy(previous_ids.astype(np.int64))]
-
-    def add(self, logits: Tensor, embedding: Tensor, slot: int) -> Tensor:
-        """Logits of a slot [B, Vd] with the bias; moves the state on. Slots come in order."""
-        return torch.addmm(logits, self._feature(embedding, slot), self._w2.T)
-
-    def _feature(self, embedding: Tensor, slot: int) -> Tensor:
-        """What W2 multiplies, [B, r]."""
-        if self._kind == MarkovKind.VANILLA:
-            return embedding
-        from_hidden = self._from_hidden[:, slot]
-        if self._kind == MarkovKind.GATED:
-            return embedding * torch.sigmoid(from_hidden + embedding @ self._of_previous.T)
-        joint = from_hidden + torch.cat((self._state, embedding), dim=1) @ self._of_previous.T
-        gate, candidate, output = joint.chunk(3, dim=1)
-        self._state = torch.lerp(torch.tanh(candidate), self._state, torch.sigmoid(gate))
-        return torch.tanh(output)
-
-
-def _weights(logits: FloatArray, temperature: float) -> npt.NDArray[np.float64]:
-    """Unnormalised draft probabilities, 1 for the best token."""
-    scaled: npt.NDArray[np.float64] = np.subtract(logits, logits.max(), dtype=np.float64)
-    scaled /= temperature
-    return np.exp(scaled, out=scaled)
+        weight = torch.from_numpy(confidence.weight[0])
+        confidence_logits = (hiddens @ weight[:hidden_size] + confidence.bias).contiguous()
+        seen_weight = weight[hidden_size:].contiguous()
+    token_ids = np.empty((num_rows, num_slots + 1), np.uint32)
+    token_ids[:, 0] = anchor_ids
+    target_ids = np.arange(num_tokens, dtype=np.uint32) if draft_to_target is None else draft_to_target
+    rows = np.empty((num_rows, ROW_WORDS), np.int64)
+    rows[:, 0] = [row.regime for row in sampling]
+    rows[:, 1] = np.array([row.key for row in sampling], np.uint64).view(np.int64)
+    rows[:, 2], rows[:, 3] = positions + 1, rounds
+    rows[:, 4] = [0 if out is None else floats(torch.from_numpy(out)) for out in draft_probs_out]
+    temperatures = np.array([row.temperature for row in sampling])
+    states, features = torch.zeros(num_rows, rank), torch.zeros(num_rows, rank)
+    logits = np.empty((num_rows, num_tokens), np.float32)
+    chunks = np.empty((2, num_rows, -(-num_tokens // CHUNK) + 1))
+    control = np.empty(2, np.int64)
+    RUN_HEAD(
+        *(num_rows, num_slots, num_tokens, rank, NO_HEAD if head is None else _KINDS[head.kind]),
+        w2.dtype == torch.float16,
+        floats(torch.from_numpy(base_logits)),
+        w2.data_ptr(),
+        *(floats(part) for part in (w1, from_hidden, of_previous, seen_weight, confidence_logits)),
+        *(array.ctypes.data for array in (token_ids, target_ids, rows, temperatures)),
+        *(floats(part) for part in (states, features)),
+        *(array.ctypes.data for array in (logits, chunks, control)),
+    )
+    return BlockDraft(token_ids[:, 1:], confidence_logits.numpy())
