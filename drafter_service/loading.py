@@ -11,12 +11,13 @@ from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
 from drafter_service.pair import check_pair
 from drafter_service.settings import DrafterSettings
 from drafter_service.weights import load_weights
+from kernels.cpu.features import describe
 from kernels.linear import WeightFormat
 from kernels.markov_sample import cpu as compiled_head
 from kernels.markov_sample import reference as reference_head
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.sampling import Regime, SlotSampling
-from service_kit.cpu import available_cores, cpu_name
+from service_kit.cpu import choose_threads, cpu_name
 from service_kit.errors import ConfigurationError
 
 
@@ -39,8 +40,8 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     Raises ConfigurationError, in words, for anything that cannot be served.
     """
     pair = check_pair(settings.model, settings.target)
-    threads = settings.threads or available_cores()
-    use_threads(threads)
+    threads = choose_threads(settings.threads, "DSPARK_DRAFTER_THREADS")
+    use_threads(threads, settings.spin_us)
     weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
     try:
         kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
@@ -52,7 +53,7 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,
         weight_format=weight_format,
-        device=f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads",
+        device=f"{cpu_name()}, {describe()}, {threads} threads",
     )
 
 

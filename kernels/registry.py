@@ -30,6 +30,8 @@ class Ops(NamedTuple):
     block_attention: Callable[..., None]
     """(qkv, anchor_positions, row_slots, block_len, page_table, cos, sin, keys, values, q_norm, k_norm, eps, window,
     out)"""
+    is_compiled: bool = False
+    """Whether all of them are compiled kernels, which `kernels.cpu.program` can record."""
 
 
 _FOLDERS = {
@@ -42,17 +44,20 @@ _FOLDERS = {
 }
 
 
-def use_threads(count: int) -> None:
+def use_threads(count: int, spin_us: int = 200) -> None:
     """Runs the compiled kernels on `count` threads, and torch's own operations on the thread that calls them.
 
-    Two pools on the same cores would take them from each other: idle OpenMP threads poll before they sleep.
-    Call it on the thread that runs the engine: torch's count belongs to the calling thread.
+    The kernels' helpers look for more work for `spin_us` before they sleep. torch gets none, as two pools would take
+    the cores from each other. Call it on the thread that runs the engine: torch's count belongs to the calling thread.
     """
     import torch
 
     from kernels.cpu.native import set_num_threads
+    from kernels.cpu.pool import pool_of
 
     set_num_threads(count)
+    if count > 1:
+        pool_of(count - 1).spin(spin_us)
     torch.set_num_threads(1)
 
 
@@ -88,4 +93,5 @@ def load_ops(implementation: Implementation) -> Ops:
         for kernel in (value for module in modules.values() for value in vars(module).values()):
             if isinstance(kernel, Kernel):
                 kernel.compile()
-    return Ops(**{name: getattr(modules[folder], name) for name, folder in _FOLDERS.items()})
+    functions = {name: getattr(modules[folder], name) for name, folder in _FOLDERS.items()}
+    return Ops(**functions, is_compiled=kind == "cpu")

@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
 from pathlib import Path
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
 
 
-def _cgroup_quota() -> float | None:
-    """Cores granted by the control group (v2, then v1), or None when unlimited."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        base = Path("/sys/fs/cgroup/cpu")
-        quota_us = int((base / "cpu.cfs_quota_us").read_text())
-        return None if quota_us <= 0 else quota_us / int((base / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
+class Cores(NamedTuple):
+    """What this process may use of the machine's cores."""
+
+    affinity: int
+    """Cores that the scheduler may put it on."""
+    quota: float | None
+    """Cores' worth of time that its control groups grant; None when unlimited."""
+
+    @property
+    def usable(self) -> int:
+        """Whole cores, at least 1: a thread more would be stopped for a part of every period."""
+        return max(1, self.affinity if self.quota is None else min(self.affinity, math.floor(self.quota)))
+
+    def __str__(self) -> str:
+        limit = "no quota" if self.quota is None else f"quota {self.quota:g}"
+        return f"affinity {self.affinity}, {limit}"
+
+
+def cores() -> Cores:
+    """CPU affinity and the control groups' quota, as they are now."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Cores(affinity, _cgroup_quota())
 
 
 def available_cores() -> int:
     """Cores this process may use: CPU affinity capped by the container's quota, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, cores if quota is None else min(cores, math.floor(quota)))
+    return cores().usable
+
+
+def choose_threads(wanted: int, setting: str) -> int:
+    """Threads for tensor work: `wanted`, but no more than there are cores for; 0 wants every core.
+
+    More threads than cores only take turns, so a larger number is lowered, with one warning that names the setting.
+    """
+    have = cores()
+    if wanted <= have.usable:
+        return wanted or have.usable
+    logger.warning(
+        "%s is %d, this process may use %d cores (%s): using %d", setting, wanted, have.usable, have, have.usable
+    )
+    return have.usable
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """The tightest quota of this process's control groups (v2 or v1) up to the root, in cores; None if unlimited."""
+    quotas: list[float | None] = []
+    for line in _lines(membership):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "cpu" if controllers else root
+        own = base / path.lstrip("/")
+        quotas += [_quota_of(group) for group in (own, *own.parents) if group.is_relative_to(base)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_of(group: Path) -> float | None:
+    words = " ".join(_lines(group / "cpu.max")).split()  # v2: quota (or "max") and period
+    if not words:
+        words = [line for name in ("cfs_quota_us", "cfs_period_us") for line in _lines(group / f"cpu.{name}")]
+    if len(words) != 2 or words[0] in ("max", "-1"):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def cpu_name() -> str:

@@ -21,6 +21,9 @@ class VerifierSettings(BaseSettings):
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of tensor work; 0 takes every core this process may use."""
+    """Threads of tensor work; 0 takes every core this process may use (affinity and container quota), more is lowered
+    to that."""
+    spin_us: int = Field(default=200, ge=0, le=100_000)
+    """How long the threads that help look for more work before they sleep, in microseconds."""
     max_message_bytes: int = Field(default=16 * 2**20, ge=2**16, le=2**31 - 1)
     """Largest gRPC message, in bytes."""

@@ -3,7 +3,7 @@
 The calling thread opens a region, works in it like everyone else, closes it when no item is left and waits only for
 helpers that are inside. A helper that sleeps, or that the system has not scheduled, is never waited for: on a busy
 machine a region costs what its caller alone would take, where joining fixed threads waits for the last to be
-scheduled. Helpers spin for a fraction of a millisecond after a region, then sleep until the next kernel wakes them.
+scheduled. Helpers spin for a while after a region (a setting), then sleep until the next kernel wakes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import functools
 import platform
 import threading
+import time
 from typing import Any
 
 from kernels.cpu.jit import c_function, cgutils, compiled, intrinsic, ir, types
@@ -22,11 +23,11 @@ _INT64 = ir.IntType(64)
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _OPEN = 1 << 32
 """Added to the gate while a region is open; the rest of the gate counts the helpers inside."""
-_SPINS = 4000
-"""Looks at the gate before a helper sleeps: some 0.2 ms."""
+_TRIAL_LOOKS = 4000
+"""Looks at the gate from which their number in a microsecond is learnt."""
 
 # Byte offsets of a pool's words; those that many threads change have a cache line each.
-_GATE, _IS_TAKEN, _REGION, _BODY, _WORK, _NUM_BYTES = 0, 64, 128, 136, 144, 192
+_GATE, _IS_TAKEN, _REGION, _BODY, _WORK, _MAX_LOOKS, _NUM_BYTES = 0, 64, 128, 136, 144, 192, 256
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -118,9 +119,9 @@ def run_region(pool: int, body: int, arguments: int) -> None:
 
 
 def _help_out(pool: int) -> None:
-    """Works in every region of `pool`, once in each, until none has been opened for a while."""
+    """Works in every region of `pool`, once in each, until it has looked in vain for as often as the pool says."""
     idle, region = 0, load_word(pool + _REGION) - 1
-    while idle < _SPINS:
+    while idle < load_word(pool + _MAX_LOOKS):
         idle += 1
         if load_word(pool + _GATE) >= _OPEN and load_word(pool + _REGION) != region:
             # Who enters while the gate is open is counted, and then the region does not end before they leave.
@@ -140,8 +141,26 @@ class Pool:
         self.address = -(-ctypes.addressof(self._memory) // 64) * 64
         self._help_out = ctypes.CFUNCTYPE(None, ctypes.c_int64)(c_function(_help_out))
         self._asleep: collections.deque[threading.Semaphore] = collections.deque()
+        self._looks_per_us = self._measure_looks()
         for number in range(num_helpers):
             threading.Thread(target=self._run, name=f"kernel-helper-{number}", daemon=True).start()
+
+    def _set_max_looks(self, number: int) -> None:
+        ctypes.c_int64.from_address(self.address + _MAX_LOOKS).value = number
+
+    def _measure_looks(self) -> float:
+        """Looks at the gate in a microsecond; the best of a few tries, as the thread may be interrupted."""
+        self._set_max_looks(_TRIAL_LOOKS)
+        durations = []
+        for _ in range(3):
+            started = time.perf_counter()
+            self._help_out(self.address)
+            durations.append(time.perf_counter() - started)
+        return _TRIAL_LOOKS / (1e6 * min(durations))
+
+    def spin(self, microseconds: int) -> None:
+        """How long helpers look for the next region before they sleep; 0: not at all."""
+        self._set_max_looks(round(microseconds * self._looks_per_us))
 
     def wake(self) -> None:
         """Calls every sleeping helper."""
