@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc
@@ -64,8 +65,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._engine.close()
 
 
-def load_servicer(settings: DrafterSettings, thread: EngineThread) -> DrafterServicer:
-    """Loads and warms up a drafter on `thread`. Raises ConfigurationError for anything that cannot be served."""
+def load_servicer(settings: DrafterSettings, thread: EngineThread, cache_dir: Path | None = None) -> DrafterServicer:
+    """Loads and warms up a drafter on `thread`. Raises ConfigurationError for anything that cannot be served.
+
+    Nothing is kept in `cache_dir`: drafts never decide a text, so a drafter needs no self-test.
+    """
 
     def load() -> LoadedDrafter:
         drafter = load_drafter(settings)

@@ -111,4 +111,5 @@ def model_info_from_pb(info: scheduler_pb2.GetModelInfoResponse) -> ModelInfo:
         max_num_seqs=info.max_num_seqs,
         block_size=info.block_size,
         sampling_defaults=sampling_from_pb(info.sampling_defaults),
+        inexact_reason=info.inexact_reason,
     )

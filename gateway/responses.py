@@ -26,6 +26,11 @@ def fingerprint(info: ModelInfo) -> str:
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+def exactness(info: ModelInfo) -> dict[str, str]:
+    """Header (or gRPC metadata) of every answer whose text may change with the load; none where texts are exact."""
+    return {"x-dspark-exact": "false"} if info.inexact_reason else {}
+
+
 def event(data: Any) -> bytes:
     """One server-sent event: a data line and nothing else (ids and named events break clients)."""
     return b"data: " + orjson.dumps(data) + b"\n\n"

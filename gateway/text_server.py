@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 from gateway.auth import ApiKeys
 from gateway.conversions import reason_to_pb, sampling_from_pb, stats_to_pb
 from gateway.generation import Delta, End, Generation, TextGenerator
+from gateway.responses import exactness
 from gateway.schemas import ChatRequest, CompletionRequest, parse_request
 from gateway.settings import GatewaySettings
 from service_kit.errors import InvalidRequestError
@@ -42,7 +43,7 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
             "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
         ):
             generation = await self._start(request)
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(tuple(exactness(self._generator.readiness.require_info()).items()))
             num_tokens, reason = 0, None
             async with aclosing(generation.events()) as events:
                 async for item in events:

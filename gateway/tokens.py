@@ -80,3 +80,5 @@ class ModelInfo:
     max_num_seqs: int
     block_size: int
     sampling_defaults: Sampling = field(default_factory=Sampling)
+    inexact_reason: str = ""
+    """Why texts may change with the load; empty when they are exact to the bit."""

@@ -33,7 +33,7 @@ from verifier_service.settings import VerifierSettings
 
 def _load(common: CommonSettings, settings: SchedulerSettings, engine: EngineThread) -> Scheduler:
     """Loads both executors and a scheduler over them. Raises ConfigurationError."""
-    verifier = verifier_service.server.load_servicer(load_settings(VerifierSettings), engine)
+    verifier = verifier_service.server.load_servicer(load_settings(VerifierSettings), engine, common.cache_dir)
     drafter = None
     if settings.verify_mode != "off":
         drafter_settings = load_settings(DrafterSettings)

@@ -108,6 +108,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 min_p=info.sampling_defaults.min_p,
             ),
             speculation_off_reason=info.speculation_off_reason,
+            inexact_reason=info.inexact_reason,
         )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:

@@ -66,6 +66,7 @@ class Checkpoint:
         shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._paths: dict[str, Path] = {}
         for path in paths:
             header = _read_header(path)
             digest.update(header)
@@ -79,7 +80,7 @@ class Checkpoint:
                 if tensor in shapes:
                     raise ConfigurationError(f"{self.directory}: tensor {tensor} is in two files", field="model")
                 shapes[tensor], self._dtypes[tensor] = tuple(entry["shape"]), entry["dtype"]
-                self._files[tensor] = file
+                self._files[tensor], self._paths[tensor] = file, path
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
         """Shape of every tensor."""
         self.fingerprint = digest.hexdigest()[:32]
@@ -156,7 +157,7 @@ class Checkpoint:
         tensor = torch.empty(shape, dtype=torch.float32 if kind == "float" else torch.int64) if out is None else out
         tensor.copy_(self._files[name].get_tensor(name))
         if kind == "float" and tensor.numel() and not all(edge.isfinite() for edge in torch.aminmax(tensor)):
-            raise ConfigurationError(f"{self.name}: tensor {name} holds NaN or infinity", field="model")
+            raise ConfigurationError(f"{self._paths[name]}: tensor {name} holds NaN or infinity", field="model")
         return tensor
 
 

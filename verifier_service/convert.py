@@ -38,6 +38,8 @@ def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoRes
         device=target.device,
         padded_rows=[weights.padded_rows(num_rows) for num_rows in range(1, _MAX_PADDED_ROWS + 1)],
         sampling_defaults=_sampling_to_pb(config.sampling_defaults),
+        weight_format_reason=target.weight_format_reason,
+        inexact_reason=target.inexact_reason,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dspark.v1 import verifier_pb2, verifier_pb2_grpc
@@ -63,12 +64,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._engine.close()
 
 
-def load_servicer(settings: VerifierSettings, thread: EngineThread) -> VerifierServicer:
-    """Loads and warms the target on `thread`, which the caller keeps and stops.
+def load_servicer(settings: VerifierSettings, thread: EngineThread, cache_dir: Path | None = None) -> VerifierServicer:
+    """Loads and warms the target on `thread`, which the caller keeps and stops; remembers self-tests in `cache_dir`.
 
     Raises ConfigurationError, in words, for a checkpoint that cannot be served.
     """
-    target = thread.submit(lambda: load_target(settings)).result()
+    target = thread.submit(lambda: load_target(settings, cache_dir)).result()
     engine = VerifierEngine(target, thread)
     engine.warm_up()
     return VerifierServicer(engine)

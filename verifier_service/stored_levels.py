@@ -57,6 +57,8 @@ class StoredLevels:
         levels = self._gguf.levels(name) if name in self._gguf.names else None
         if levels is None:
             raise self._refused(name, "is not stored there as Q4_1 or Q8_0")
+        if not all(np.isfinite(part).all() for part in (levels.scales, levels.minimums) if part is not None):
+            raise self._refused(name, "has a scale that is NaN or infinite")
         return levels
 
     def _refused(self, name: str, reason: str) -> ConfigurationError:

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from gateway.generation import TextGenerator
-from gateway.responses import Answer
+from gateway.responses import Answer, exactness
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse_request, unknown_parameters
 from gateway.settings import GatewaySettings
 from gateway.sse import EventStream, answer_while_connected
@@ -30,7 +30,7 @@ def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: Text
             generations = await generator.start_completions(request)
         info = generator.readiness.require_info()
         answer = Answer(request, generations, model=model, info=info, is_chat=is_chat)
-        headers = _headers(request)
+        headers = _headers(request) | exactness(info)
         if request.stream:
             return EventStream(answer.chunks(), answer.cancel, headers, keepalive_s=settings.keepalive_s)
         return json_response(await answer.whole(), headers=headers)

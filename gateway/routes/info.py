@@ -48,7 +48,9 @@ def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGene
     @app.get("/health/ready")
     async def ready() -> Response:
         if readiness.state == "ready":
-            return json_response({"status": "ready"})
+            reason = readiness.require_info().inexact_reason
+            exactness = {"bit_exact": False, "inexact_reason": reason} if reason else {"bit_exact": True}
+            return json_response({"status": "ready", **exactness})
         is_loading = readiness.state == "loading"
         message = "the model is loading" if is_loading else "the model server is not available"
         body = error_body(message, "server_error", code=readiness.state)

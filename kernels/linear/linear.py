@@ -41,7 +41,7 @@ class Linear:
             return self._multiply(x, out)
         counts = self._padded_counts(num_rows)
         padded = torch.cat([x, x.new_zeros(sum(counts) - num_rows, num_in)])
-        parts = [self._multiply(part, torch.empty(len(part), self.num_out)) for part in padded.split(counts)]
+        parts = [self._multiply(part, torch.empty(len(part), self.num_out)) for part in torch.split(padded, counts)]
         return out.copy_(torch.cat(parts)[:num_rows])
 
     def _multiply(self, x: Tensor, out: Tensor) -> Tensor:

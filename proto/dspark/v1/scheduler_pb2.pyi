@@ -125,7 +125,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason")
+    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason", "inexact_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GetModelInfoResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
+    INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     drafter: str
     verify_mode: str
@@ -146,7 +147,8 @@ class GetModelInfoResponse(_message.Message):
     block_size: int
     sampling_defaults: SamplingParams
     speculation_off_reason: str
-    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ...) -> None: ...
+    inexact_reason: str
+    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

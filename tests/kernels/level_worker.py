@@ -1,0 +1,50 @@
+"""Runs kernels on fixed inputs and prints the bits: what `test_feature_levels` starts for each kind of CPU."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+
+from kernels.cpu.features import LEVEL
+from kernels.linear import make_linear, make_quantized_linear
+from kernels.rms_norm import cpu as rms_norm
+from kernels.silu_mul import cpu as silu_mul
+
+NUM_OUT, NUM_IN = 70, 96
+
+
+def weights() -> torch.Tensor:
+    """Normal, with float16's subnormal numbers, zeros of both signs and its largest."""
+    weight = torch.randn(NUM_OUT, NUM_IN, generator=torch.Generator().manual_seed(0))
+    weight[0, :6] = torch.tensor([0.0, -0.0, 6e-8, -3e-6, 6e-5, 65504.0])
+    return weight
+
+
+def inputs() -> torch.Tensor:
+    """Three rows; the fourth is the second again."""
+    x = torch.randn(4, NUM_IN, generator=torch.Generator().manual_seed(1))
+    x[3] = x[1]
+    return x
+
+
+def run() -> dict[str, torch.Tensor]:
+    """Results by name."""
+    x, generator = inputs(), np.random.default_rng(2)
+    levels = torch.from_numpy(generator.integers(0, 16, (NUM_OUT, NUM_IN), np.uint8))
+    scales = torch.from_numpy(generator.normal(size=(NUM_OUT, NUM_IN // 32)).astype(np.float16))
+    normed, activated = torch.empty_like(x), torch.empty(4, NUM_IN // 2)
+    rms_norm.rms_norm(x, x[0].contiguous(), 1e-5, normed)
+    silu_mul.silu_mul(x, activated)
+    return {
+        "fp16": make_linear(weights(), None, "fp16")(x),
+        "q4": make_quantized_linear(levels, scales, -8 * scales, None)(x),
+        "rms_norm": normed,
+        "silu_mul": activated,
+    }
+
+
+if __name__ == "__main__":
+    print(LEVEL)
+    np.savez(sys.argv[1], **{name: result.numpy() for name, result in run().items()})
