@@ -226,6 +226,17 @@ def bench_kernels(context: typer.Context) -> None:
 
 
 @bench_app.command(
+    "roofline", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_roofline(context: typer.Context) -> None:
+    """Every phase of a step beside the machine's memory and arithmetic at best; options go to bench/roofline.py."""
+    with _errors_in_words():
+        from bench.roofline import main
+
+        main(context.args)
+
+
+@bench_app.command(
     "peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench_peers(context: typer.Context) -> None:
