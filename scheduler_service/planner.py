@@ -88,6 +88,8 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
             continue
         start, num_tokens, emits = sequence.computed, len(sequence.tokens), False
         if (row := ahead.get(sequence)) is not None:
+            if not row.is_current:
+                continue  # it runs in vain; the sequence goes on from what is known in the step after
             start, emits = row.start + row.num_tokens, row.emits
             num_tokens += emits
         if emits and sequence.num_remaining == 1:

@@ -176,8 +176,6 @@ class StepEngine:
         """Sends the step after `step`, if that can be planned before the result of `step` is known."""
         if not self._chain_plain_steps or step.is_traced:
             return None
-        if any(row.drafts or not row.is_current for row in step.rows):
-            return None  # drafts decide where their rows go on; a void row's sequence is planned anew
         rows = plan_chained(self._batch, step.rows)
         if not rows or any(row.sequence.request.span is not None for row in rows):
             return None  # traced steps go by another way, which this one would not be behind
@@ -211,8 +209,6 @@ class StepEngine:
         ended_ns = perf_counter_ns()
         ledger.step_ns += ended_ns - self._ended_ns
         self._ended_ns = ended_ns
-        if self._in_flight is not None:
-            self._flush()
         own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
         self._trace.record(step.step_id, [*result.phases, *own])
 

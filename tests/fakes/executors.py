@@ -71,6 +71,11 @@ class StepGate:
         if not self._is_open:
             assert self._permits.acquire(timeout=20), "the gate was not opened"
 
+    def open_for(self, num_steps: int) -> None:
+        """Lets so many more steps through."""
+        for _ in range(num_steps):
+            self._permits.release()
+
     def open(self) -> None:
         """Holds nothing any more."""
         self._is_open = True

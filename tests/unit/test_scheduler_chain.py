@@ -123,6 +123,23 @@ def test_a_failed_row_voids_the_row_behind_it_and_is_retried() -> None:
         assert failed.wait(10)
         assert stream.text() == reference_text([1, 2], 9, GREEDY)
         assert other.text() == reference_text([3, 4], 9, GREEDY)
+        assert len(rig.verifier.calls) <= 9 + 4, "the chain went on from a row that was void"
+
+
+def test_an_abort_voids_a_first_chunk_in_flight() -> None:
+    with running("off") as rig:
+        rig.verifier.gate = StepGate(2)
+        other = rig.submit([3, 4], 20)
+        _wait_for(lambda: len(rig.verifier.calls) == 2)
+        doomed = rig.submit([5] * 10, 20)
+        rig.verifier.gate.open_for(1)
+        _wait_for(lambda: rig.scheduler.load().num_running == 2)  # its chunk goes behind a step that is held
+        assert doomed.request is not None
+        rig.scheduler.end(doomed.request)
+        rig.verifier.gate.open()
+        assert doomed.text() == reference_text([5] * 10, len(doomed.text()), GREEDY)
+        assert doomed.wait().choices[0].finish_reason is FinishReason.ABORT
+        assert other.text() == reference_text([3, 4], 20, GREEDY)
 
 
 def test_a_row_that_keeps_failing_ends_alone() -> None:

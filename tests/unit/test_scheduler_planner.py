@@ -189,6 +189,18 @@ def test_a_chain_takes_newcomers_and_gives_every_row_a_page() -> None:
     assert len(old.pages) == 2  # positions 0 ... 4
 
 
+def test_a_void_row_is_planned_anew_one_step_later() -> None:
+    batch = _batch(block_size=0, feature_ring_rows=0)
+    failed, good = _admit(batch, 3, decoding=True), _admit(batch, 3, decoding=True)
+    rows = plan_step(batch).rows
+    rows_behind = plan_chained(batch, rows)
+    good.tokens.append(7)  # the result of the first step: one row failed
+    good.computed += 1
+    rows_after = plan_chained(batch, rows_behind)
+    assert [(row.sequence, *_shape(row)) for row in rows_after] == [(good, 5, 1, True, True)]
+    assert [_shape(row) for row in plan_chained(batch, rows_after) if row.sequence is failed] == [(3, 1, True, False)]
+
+
 def test_a_chain_ends_where_the_result_is_needed() -> None:
     batch = _batch(block_size=0, feature_ring_rows=0, num_pages=3)
     for _ in range(2):
