@@ -237,6 +237,17 @@ def bench_roofline(context: typer.Context) -> None:
 
 
 @bench_app.command(
+    "timeline", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_timeline(context: typer.Context) -> None:
+    """Plots consecutive steps of a trace and the gaps between forwards; options go to bench/timeline.py."""
+    with _errors_in_words():
+        from bench.timeline import main
+
+        main(context.args)
+
+
+@bench_app.command(
     "peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench_peers(context: typer.Context) -> None:
