@@ -79,7 +79,10 @@ def logit_margins(model_dir: Path, divergences: Sequence[Divergence]) -> list[fl
     """Difference of the target's float32 logits of the two tokens at each divergence; None where one answer ended."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    disable_progress_bar: Any = logging.disable_progress_bar
+    disable_progress_bar()  # it would write into the caller's own display
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     margins: list[float | None] = []

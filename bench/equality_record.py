@@ -61,9 +61,10 @@ class Row(NamedTuple):
 
 
 def sources_digest() -> str:
-    """Of every source file that a text could depend on."""
+    """Of every source file that a text, or this matrix, could depend on."""
     digest = hashlib.sha256()
-    for path in sorted(path for name in _SOURCES for path in (_ROOT / name).rglob("*.py")):
+    sources = [path for name in _SOURCES for path in (_ROOT / name).rglob("*.py")]
+    for path in sorted([*sources, *(_ROOT / "bench").glob("equality*.py")]):
         digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

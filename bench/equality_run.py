@@ -182,7 +182,7 @@ class _Matrix:
         )
         reference = found if variation is REFERENCE else self._record.reference(weight_format, sampling)
         expected = reference.token_ids[-len(prompts) :]
-        divergences = differences(prompts, expected, found.token_ids, words)
+        divergences = differences(prompts, expected, found.token_ids, "first difference")
         faults = []
         if divergences:
             faults.append(divergences[0].describe(logit_margins(self._pair.target, divergences[:1])[0]))

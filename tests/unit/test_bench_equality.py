@@ -134,7 +134,7 @@ def test_one_other_token_is_found_and_told(servers: FakeServers, position: int) 
         ("seeded", "concurrency", "1"),
     ]
     fault = next(row.fault for row in rows if row.fault)
-    assert fault.startswith(f"float32 greedy: concurrency 1, long: token {position} is 99, expected ")
+    assert fault.startswith(f"first difference, long: token {position} is 99, expected ")
     with (console := Console(width=200)).capture() as capture:
         print_rows(console, rows, "title")
     assert fault in capture.get()
