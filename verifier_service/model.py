@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.native import num_threads
+from kernels.cpu.program import Program, recording
 from kernels.kv_pages import zero_pages
 from kernels.registry import Ops
 from service_kit.rope import rope_tables
@@ -17,6 +19,8 @@ from verifier_service.weights import TargetWeights
 
 PAGE_SIZE = 16
 """Positions in a page; the attention kernels are built for it."""
+_MAX_RECORDED_ROWS = 64
+"""Rows from which on the time between the kernels of a forward does not count."""
 
 
 class TokenRows(NamedTuple):
@@ -35,11 +39,19 @@ class Workspace:
     values: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, PAGE_SIZE, head_dim] float32
     cos: Tensor  # [max_model_len, head_dim / 2]
     sin: Tensor  # [max_model_len, head_dim / 2]
+    positions: Tensor  # [max_batch_tokens] int32, as `slots` the copy that recorded forwards read
+    slots: Tensor  # [max_batch_tokens] int32
+    residual: Tensor  # [max_batch_tokens, hidden]
     normed: Tensor  # [max_batch_tokens, hidden]
+    qkv: Tensor  # [max_batch_tokens, (num_heads + 2 · num_kv_heads) · head_dim]
+    delta: Tensor  # [max_batch_tokens, hidden], what attention or feed-forward adds
+    gate_up: Tensor  # [max_batch_tokens, 2 · intermediate]
     attended: Tensor  # [max_batch_tokens, num_heads · head_dim]
     activated: Tensor  # [max_batch_tokens, intermediate]
     feature_layer_ids: tuple[int, ...]
     features: Tensor  # [max_batch_tokens, layers · hidden]; outputs of the feature layers, in their order
+    programs: dict[tuple[int, ...], tuple[Program, ...]] = field(default_factory=dict)
+    """Recorded forwards by row count, page table address and threads: a program for each span of layers."""
 
 
 def page_bytes(config: TargetConfig) -> int:
@@ -68,7 +80,13 @@ class TargetModel:
             values=tuple(zero_pages(num_pages, heads, PAGE_SIZE, head_dim) for _ in range(config.num_layers)),
             cos=rope.cos,
             sin=rope.sin,
+            positions=torch.empty(max_batch_tokens, dtype=torch.int32),
+            slots=torch.empty(max_batch_tokens, dtype=torch.int32),
+            residual=torch.empty(max_batch_tokens, config.hidden_size),
             normed=torch.empty(max_batch_tokens, config.hidden_size),
+            qkv=torch.empty(max_batch_tokens, (config.num_heads + 2 * heads) * head_dim),
+            delta=torch.empty(max_batch_tokens, config.hidden_size),
+            gate_up=torch.empty(max_batch_tokens, 2 * config.intermediate_size),
             attended=torch.empty(max_batch_tokens, config.num_heads * head_dim),
             activated=torch.empty(max_batch_tokens, config.intermediate_size),
             feature_layer_ids=tuple(feature_layer_ids),
@@ -81,15 +99,60 @@ class TargetModel:
         `page_table` is int32 [num_slots, max_pages]. Returns the residual stream after the final norm,
         [num_rows, hidden], valid until the next call; row i's features are `space.features[i]`.
         """
+        num_rows, hidden = len(rows.token_ids), self.config.hidden_size
+        residual = space.residual[:num_rows]
+        torch.index_select(self.weights.embedding, 0, rows.token_ids, out=residual)
+        spans = self._spans(space.feature_layer_ids)
+        programs = self._programs(rows, page_table, space, spans)
+        for index, span in enumerate(spans):
+            if programs:
+                programs[index].run()
+            else:
+                self._run_layers(span, rows, page_table, space)
+            for place, layer_id in enumerate(space.feature_layer_ids):
+                if layer_id == span[-1]:
+                    space.features[:num_rows, place * hidden : (place + 1) * hidden] = residual
+        return space.normed[:num_rows]
+
+    def _spans(self, feature_layer_ids: Sequence[int]) -> list[range]:
+        """All layers, cut after every feature layer."""
+        num_layers = self.config.num_layers
+        ends = sorted({*(layer_id + 1 for layer_id in feature_layer_ids), num_layers})
+        return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _programs(
+        self, rows: TokenRows, page_table: Tensor, space: Workspace, spans: list[range]
+    ) -> tuple[Program, ...]:
+        """The recorded forward of that many rows, ready to run; empty where there is none."""
+        num_rows = len(rows.token_ids)
+        if not self._ops.is_compiled or not 0 < num_rows <= _MAX_RECORDED_ROWS:
+            return ()
+        space.positions[:num_rows], space.slots[:num_rows] = rows.positions, rows.slots
+        key = num_rows, page_table.data_ptr(), num_threads()
+        if key not in space.programs:
+            if any(linear.exact_counts for linear in self.weights.linears):  # padding is not a kernel
+                return ()
+            held = rows._replace(positions=space.positions[:num_rows], slots=space.slots[:num_rows])
+            space.programs[key] = tuple(self._record(span, held, page_table, space) for span in spans)
+        return space.programs[key]
+
+    def _record(self, span: range, rows: TokenRows, page_table: Tensor, space: Workspace) -> Program:
+        with recording() as made:
+            self._run_layers(span, rows, page_table, space)
+        return Program(made)
+
+    def _run_layers(self, span: range, rows: TokenRows, page_table: Tensor, space: Workspace) -> None:
+        """Takes `space.residual` through layers; `space.normed` becomes what the next layer or lm_head reads."""
         config, weights, ops, eps = self.config, self.weights, self._ops, self.config.rms_norm_eps
-        num_rows, hidden = len(rows.token_ids), config.hidden_size
-        normed, attended, activated = (buffer[:num_rows] for buffer in (space.normed, space.attended, space.activated))
-        residual = weights.embedding[rows.token_ids]
+        buffers = space.residual, space.normed, space.qkv, space.attended, space.delta, space.gate_up, space.activated
+        residual, normed, qkv, attended, delta, gate_up, activated = (part[: len(rows.token_ids)] for part in buffers)
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm]
-        ops.rms_norm(residual, weights.layers[0].input_norm, eps, normed)
-        for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
+        if span.start == 0:
+            ops.rms_norm(residual, weights.layers[0].input_norm, eps, normed)
+        for index in span:
+            layer = weights.layers[index]
             ops.paged_attention(
-                layer.qkv(normed),
+                layer.qkv(normed, qkv),
                 rows.positions,
                 rows.slots,
                 page_table,
@@ -103,13 +166,9 @@ class TargetModel:
                 config.windows[index],
                 attended,
             )
-            ops.add_rms_norm(residual, layer.output(attended), layer.post_attention_norm, eps, normed)
-            ops.silu_mul(layer.gate_up(normed), activated)
-            ops.add_rms_norm(residual, layer.down(activated), next_norm, eps, normed)
-            for place, layer_id in enumerate(space.feature_layer_ids):
-                if layer_id == index:
-                    space.features[:num_rows, place * hidden : (place + 1) * hidden] = residual
-        return normed
+            ops.add_rms_norm(residual, layer.output(attended, delta), layer.post_attention_norm, eps, normed)
+            ops.silu_mul(layer.gate_up(normed, gate_up), activated)
+            ops.add_rms_norm(residual, layer.down(activated, delta), next_norms[index], eps, normed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [num_rows, vocab] of rows of `forward`'s result."""

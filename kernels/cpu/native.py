@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +35,47 @@ def set_num_threads(count: int) -> None:
     """Sets the threads of the compiled kernels, in the whole process; 1 until it is called."""
     global _num_helpers
     _num_helpers = count - 1
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Kernel calls that `kernels.cpu.program` will run."""
+
+    calls: list[tuple[int, bytes]] = field(default_factory=list)  # entry and packed arguments of each
+    scratch: list[Tensor] = field(default_factory=list)  # memory that those calls use
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def record_into(recording: Recording | None) -> None:
+    """Kernels that this thread calls from now on are recorded, not run; None: run."""
+    _thread.recording = recording
+
+
+def scratch(num_bytes: int) -> Tensor:
+    """Memory for one kernel call, uint8, at least so many bytes; recorded calls share it, as they run in turn."""
+    recording = _thread.recording
+    for held in recording.scratch if recording else ():
+        if len(held) >= num_bytes:
+            return held
+    made = torch.empty(num_bytes, dtype=torch.uint8)
+    if recording:
+        recording.scratch.append(made)
+    return made
+
+
+def wake_helpers() -> int:
+    """Wakes the helper threads, if there are any; their pool's address or 0."""
+    if not _num_helpers:
+        return 0
+    helpers = pool_of(_num_helpers)
+    helpers.wake()
+    return helpers.address
 
 
 def _load(builder: Any, base: Any, position: int, element: Any = _INT64) -> Any:
@@ -120,20 +163,24 @@ class Kernel:
 
     @functools.cached_property
     def _call(self) -> Any:
-        return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(c_function(self._entry))
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._entry_address)
+
+    @functools.cached_property
+    def _entry_address(self) -> int:
+        return c_function(self._entry)
 
     @functools.cached_property
     def _body_address(self) -> int:
         return 0 if self._body is None else c_function(self._body)
 
     def __call__(self, *arguments: float) -> None:
-        """Runs the kernel on `num_threads()` threads. The GIL is released meanwhile."""
-        pool = 0
-        if self._body is not None and _num_helpers:
-            helpers = pool_of(_num_helpers)
-            helpers.wake()
-            pool = helpers.address
-        self._call(self._pack(self._body_address, pool, *arguments))
+        """Runs the kernel on `num_threads()` threads, or records it. The GIL is released while it runs."""
+        pool = 0 if self._body is None else wake_helpers()
+        packed = self._pack(self._body_address, pool, *arguments)
+        if _thread.recording is None:
+            self._call(packed)
+        else:
+            _thread.recording.calls.append((self._entry_address, packed))
 
 
 def floats(tensor: Tensor | None) -> int:
