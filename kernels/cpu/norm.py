@@ -1,4 +1,4 @@
-"""The part of RMSNorm that normed heads and normed rows share."""
+"""The part of RMSNorm that normed heads and normed rows share, and how operations along rows share their rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 from kernels.cpu.jit import compiled, types
 from kernels.cpu.simd import LANES, fma, load_part, splat, sum_lanes
+
+PARALLEL_ELEMENTS = 1 << 15
+"""Elements above which a second thread pays for an operation along rows."""
+ROWS_OF_ITEM = 4
+"""Rows that a thread takes at a time."""
 
 
 @compiled

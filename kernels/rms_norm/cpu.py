@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.cpu.jit import compiled
-from kernels.cpu.native import Kernel, float_argument, floats, int_arguments
-from kernels.cpu.norm import inverse_rms
+from kernels.cpu.native import Kernel, arguments_of, float_argument, floats, int_arguments, next_item, run_items
+from kernels.cpu.norm import PARALLEL_ELEMENTS, ROWS_OF_ITEM, inverse_rms
 from kernels.cpu.simd import LANES, load_part, splat, store_part
 
 
@@ -19,32 +19,35 @@ def _normalise(source: int, start: int, size: int, weight: int, eps: float, out:
         store_part(out, start + offset, count, part)
 
 
-def _rms_norm_entry(arguments: int) -> None:
-    x, weight, out, num_rows, size = int_arguments(arguments, 5)
-    eps = float_argument(arguments, 5)
-    for row in range(num_rows):
-        _normalise(x, row * size, size, weight, eps, out)
+def _entry(arguments: int) -> None:
+    num_rows, size = int_arguments(arguments, 2)
+    run_items(arguments, num_rows * size > PARALLEL_ELEMENTS)
 
 
-def _add_rms_norm_entry(arguments: int) -> None:
-    residual, delta, weight, out, num_rows, size = int_arguments(arguments, 6)
+def _body(work: int) -> None:
+    arguments = arguments_of(work)
+    num_rows, size, x, delta, weight, out = int_arguments(arguments, 6)
     eps = float_argument(arguments, 6)
-    for index in range(0, num_rows * size, LANES):
-        count = num_rows * size - index
-        store_part(residual, index, count, load_part(residual, index, count) + load_part(delta, index, count))
-    for row in range(num_rows):
-        _normalise(residual, row * size, size, weight, eps, out)
+    begin = next_item(work) * ROWS_OF_ITEM
+    while begin < num_rows:
+        for row in range(begin, min(begin + ROWS_OF_ITEM, num_rows)):
+            start = row * size
+            if delta != 0:
+                for index in range(start, start + size, LANES):
+                    count = start + size - index
+                    store_part(x, index, count, load_part(x, index, count) + load_part(delta, index, count))
+            _normalise(x, start, size, weight, eps, out)
+        begin = next_item(work) * ROWS_OF_ITEM
 
 
-RMS_NORM = Kernel("5qd", _rms_norm_entry)
-ADD_RMS_NORM = Kernel("6qd", _add_rms_norm_entry)
+RMS_NORM = Kernel("6qd", _entry, _body)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """See `reference.rms_norm`."""
-    RMS_NORM(floats(x), floats(weight), floats(out), *x.shape, eps)
+    RMS_NORM(*x.shape, floats(x), 0, floats(weight), floats(out), eps)
 
 
 def add_rms_norm(residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """See `reference.add_rms_norm`."""
-    ADD_RMS_NORM(floats(residual), floats(delta), floats(weight), floats(out), *residual.shape, eps)
+    RMS_NORM(*residual.shape, floats(residual), floats(delta), floats(weight), floats(out), eps)

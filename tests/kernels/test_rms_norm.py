@@ -22,7 +22,7 @@ def test_matches_reference(num_rows: int, size: int) -> None:
     torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [63, 576])
+@pytest.mark.parametrize("size", [63, 576, 5000])
 def test_a_row_does_not_depend_on_its_batch(size: int) -> None:
     x, delta, weight = torch.randn(9, size), torch.randn(9, size), torch.randn(size)
     together, residual = torch.empty_like(x), x.clone()
