@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
 from scheduler_service.cost_table import CostTable
-from scheduler_service.policy.base import DraftedBatch, VerifyPolicy
-from scheduler_service.policy.compact import CompactPolicy
+from scheduler_service.policy.base import DraftedBatch, StepCosts, StepWork, VerifyPolicy, Windows
+from scheduler_service.policy.cap_accept import CapAcceptPolicy, CommitCut, commit_cut
+from scheduler_service.policy.causal import CausalPolicy
+from scheduler_service.policy.lagged import LaggedPolicy
 from scheduler_service.policy.static import StaticPolicy
+from scheduler_service.policy.table_costs import TableCosts
+from scheduler_service.policy.threshold import ThresholdPolicy
 from service_kit.errors import ConfigurationError
 
-__all__ = ["DraftedBatch", "VerifyPolicy", "create_policy"]
+__all__ = [
+    "CommitCut",
+    "DraftedBatch",
+    "PolicyOptions",
+    "StepCosts",
+    "StepWork",
+    "VerifyPolicy",
+    "Windows",
+    "commit_cut",
+    "create_policy",
+]
 
 
-def create_policy(verify_mode: str, costs: CostTable | None) -> VerifyPolicy | None:
-    """The policy of a mode; None for `off`. Raises ConfigurationError for `compact` without a cost table."""
-    if verify_mode == "off":
-        return None
-    if verify_mode == "static":
-        return StaticPolicy()
+@dataclass(frozen=True)
+class PolicyOptions:
+    """What the modes can be told. Raises ConfigurationError for a value that no mode can use."""
+
+    rule: Literal["causal", "lagged"] = "causal"
+    """The lossless rule of `compact` and `cap-accept`."""
+    budget_lag: int = 1
+    """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
+    fixed_window: int = 1
+    """Drafts verified of each row in `fixed`."""
+    threshold: float = 0.5
+    """Smallest confidence verified in `threshold`."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("causal", "lagged"):
+            raise ConfigurationError(f"rule {self.rule!r} is not known: use causal or lagged")
+        if self.budget_lag < 1:
+            raise ConfigurationError(
+                f"budget_lag {self.budget_lag} would set a step's budget by the drafts it is spent on, which changes "
+                "the text's distribution: use 1, or 2 when steps are chained"
+            )
+        if self.fixed_window < 0:
+            raise ConfigurationError(f"fixed_window {self.fixed_window} must be a number of drafts, e.g. 2")
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ConfigurationError(f"threshold {self.threshold} must be a probability, e.g. 0.5")
+
+
+def create_policy(
+    verify_mode: str, costs: CostTable | StepCosts | None, options: PolicyOptions | None = None
+) -> VerifyPolicy | None:
+    """The policy of a mode; None for `off`. Raises ConfigurationError for an unknown mode, and for `compact` and
+    `cap-accept` without costs."""
+    options = options or PolicyOptions()
+    makers: dict[str, Callable[[], VerifyPolicy | None]] = {
+        "off": lambda: None,
+        "static": StaticPolicy,
+        "fixed": lambda: StaticPolicy(options.fixed_window),
+        "threshold": lambda: ThresholdPolicy(options.threshold),
+        "compact": lambda: _scheduled(verify_mode, costs, options),
+        "cap-accept": lambda: CapAcceptPolicy(_scheduled(verify_mode, costs, options)),
+    }
+    if verify_mode not in makers:
+        raise ConfigurationError(f"verify_mode {verify_mode!r} is not known: use one of {', '.join(makers)}")
+    return makers[verify_mode]()
+
+
+def _scheduled(verify_mode: str, costs: CostTable | StepCosts | None, options: PolicyOptions) -> VerifyPolicy:
     if costs is None:
-        raise ConfigurationError("verify_mode compact needs a cost table: use static or off without one")
-    return CompactPolicy(costs)
+        raise ConfigurationError(f"verify_mode {verify_mode} needs a cost table: use static or off without one")
+    if isinstance(costs, CostTable):
+        costs = TableCosts(costs)
+    return CausalPolicy(costs) if options.rule == "causal" else LaggedPolicy(costs, options.budget_lag)

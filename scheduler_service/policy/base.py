@@ -2,34 +2,128 @@
 
 Lossless by rule (design 5.1): whether draft k of a row is verified may depend only on what was known before it was
 drawn. The confidence of draft k is known then (it does not see draft k), that of draft k + 1 is not.
+
+Glossary. *Confidence* c[r, k]: probability that draft k of row r survives given that all before it did. *Survival*
+a[r, k] = c[r, 1] · … · c[r, k]. *Window*: the leading drafts of a row that are verified. *Budget*: drafts verified in a
+step, over all rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_service.policy.survival import survivals, usable_lens
+
+
+class StepWork(NamedTuple):
+    """A step before any draft is added to it; all known before drafting."""
+
+    num_rows: int
+    """R: rows of the step, prefill chunks included."""
+    num_drafted: int
+    """D: rows drafted."""
+    num_tokens: int
+    """M: token rows, anchors and prefill chunks."""
+    num_context: float
+    """C: positions of context read, summed over the token rows."""
+
+
+class StepCosts(Protocol):
+    """What a step costs."""
+
+    def total_ns(self, work: StepWork, contexts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Nanoseconds of the whole step with the first 0, 1 … n drafts verified; [n + 1], positive.
+
+        `contexts`: [n] positions of context that each further draft reads, in the order in which drafts are added.
+        Entry i must follow from the first i of them alone: what comes later may depend on the drafts judged here.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class DraftedBatch:
-    """What a policy may look at."""
+    """What a policy may look at. Everything but `confidences` was fixed before drafting."""
 
     confidences: npt.NDArray[np.float32]
     """[drafted rows, drafts]: probability that a draft survives given that all before it in its row did."""
-    max_drafts: list[int]
-    """Most drafts each drafted row may verify; fixed before drafting."""
+    max_drafts: Sequence[int]
+    """Most drafts each drafted row may verify."""
     num_emitting: int
     """Rows of the step that emit at least one token, drafted or not."""
     num_tokens: int
     """Token rows of the step before any draft: anchors and prefill chunks."""
+    row_keys: Sequence[Hashable] = ()
+    """Identity of each drafted row, the same in every step and never given to another; empty: rows have no history."""
+    contexts: Sequence[int] = ()
+    """Positions of context each draft of a row reads; empty: not counted."""
+    num_rows: int = 0
+    """Rows of the step; 0: those that emit."""
+    num_context: float = 0.0
+    """Positions of context read before any draft, summed over the token rows."""
+    row_weights: Sequence[float] = ()
+    """What a token of each drafted row counts for in the objective, positive (priorities); empty: 1."""
+    max_budget: int | None = None
+    """Most drafts verified in the step (latency targets); None: no bound."""
+
+    @property
+    def work(self) -> StepWork:
+        """The step without drafts."""
+        return StepWork(self.num_rows or self.num_emitting, len(self.max_drafts), self.num_tokens, self.num_context)
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """[drafted rows]."""
+        return np.asarray(self.row_weights, np.float64) if self.row_weights else np.ones(len(self.max_drafts))
+
+    @property
+    def plain_gain(self) -> float:
+        """What the step is worth if no draft survives: a token of each emitting row."""
+        return self.num_emitting + sum(self.row_weights) - len(self.row_weights)
+
+    def contexts_of(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+        """Context read by a draft of each given row."""
+        return np.asarray(self.contexts, np.float64)[rows] if self.contexts else np.zeros(rows.size)
 
 
-class VerifyPolicy(Protocol):
-    """Chooses how many drafts of each row are verified."""
+class Windows(NamedTuple):
+    """What becomes of each drafted row's block."""
+
+    verify_lens: list[int]
+    """Drafts that the target verifies."""
+    commit_lens: list[int]
+    """Most drafts that may be committed, at most `verify_lens`; of what the verifier emits for a row, its first
+    `commit_lens + 1` tokens (see `cap_accept.commit_cut`)."""
+    expected_accepted: float
+    """Drafts of `verify_lens` expected to be accepted, by their survivals."""
+    num_invalid: int
+    """Rows whose window ended early by a confidence that is NaN or outside [0, 1] (design 5.8)."""
+
+
+class VerifyPolicy(ABC):
+    """Chooses the windows of a step's drafted rows."""
+
+    def windows(self, batch: DraftedBatch) -> Windows:
+        """The windows of one step; called once a step in which rows were drafted, in order."""
+        usable, num_invalid = usable_lens(batch.confidences, batch.max_drafts)
+        survival = survivals(batch.confidences, usable)
+        lens = self.choose(batch, usable, survival)
+        verified = np.arange(survival.shape[1]) < lens[:, None]
+        chosen: list[int] = lens.tolist()
+        return Windows(chosen, chosen, float(survival[verified].sum()), num_invalid)
 
     def verify_lens(self, batch: DraftedBatch) -> list[int]:
-        """Length of each drafted row, 0 ... its max_drafts."""
-        ...
+        """Verify lengths alone, for a caller that commits whatever is accepted."""
+        return self.windows(batch).verify_lens
+
+    @abstractmethod
+    def choose(
+        self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.intp]:
+        """[drafted rows] window of each row, at most `usable`: [drafted rows] drafts with usable confidences within
+        the row's limit. `survival`: [drafted rows, drafts], 0 from `usable` on."""

@@ -1,0 +1,99 @@
+"""The lagged rule of `compact`: the budget from older confidences, the windows from current ones.
+
+The budget K maximises Θ over *all* sizes, so it crosses jumps of the cost that stop the causal rule. That is lossless
+because nothing of the current block enters it: it reads confidences of earlier steps only, and a position drafted again
+is drawn with fresh noise (design 5.5). The step then verifies the K best drafts by current survival; whether a draft is
+among them is settled by itself and by what ranks above it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_service.policy.base import DraftedBatch, StepCosts, VerifyPolicy
+from scheduler_service.policy.survival import admission_order, lens_of, survivals, throughput, usable_lens
+
+_LOOK_BACK = 8
+"""Steps through which an older block of a row is looked for: rows are not drafted in every step."""
+_MEMORY = 0.98
+"""Weight that the running mean keeps from step to step."""
+
+
+class _Step(NamedTuple):
+    index_of: dict[Hashable, int]
+    confidences: npt.NDArray[np.float32]
+
+
+class LaggedPolicy(VerifyPolicy):
+    """Budget by global search over confidences at least `budget_lag` steps old."""
+
+    def __init__(self, costs: StepCosts, budget_lag: int = 1) -> None:
+        """`budget_lag`: at least 1; 2 when steps are chained without waiting for the host."""
+        self._costs, self._lag = costs, budget_lag
+        self._steps: deque[_Step] = deque(maxlen=budget_lag - 1 + _LOOK_BACK)
+        self._mean = _MeanConfidence()
+
+    def choose(
+        self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.intp]:
+        """The drafts of highest survival, as many as the budget allows."""
+        budget = self._budget(batch)
+        self._steps.append(_Step({key: row for row, key in enumerate(batch.row_keys)}, batch.confidences))
+        if len(self._steps) >= self._lag:
+            self._mean.add(self._steps[-self._lag].confidences)  # old enough when the next step is chosen
+        rows, _ = admission_order(survival * batch.weights[:, None])
+        return lens_of(rows[:budget], survival.shape[0])
+
+    def _budget(self, batch: DraftedBatch) -> int:
+        """K, from what was known before this step's drafts."""
+        older = self._older_confidences(batch)
+        survival = survivals(older, usable_lens(older, batch.max_drafts).lens)
+        rows, gains = admission_order(survival * batch.weights[:, None])
+        step_ns = self._costs.total_ns(batch.work, batch.contexts_of(rows))
+        budget = int(np.argmax(throughput(gains, batch.plain_gain, step_ns)))
+        return budget if batch.max_budget is None else min(budget, batch.max_budget)
+
+    def _older_confidences(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
+        """[drafted rows, drafts] of each row's newest block that is old enough, else the running mean."""
+        num_rows, num_drafts = batch.confidences.shape
+        older = np.tile(self._mean.of(num_drafts), (num_rows, 1))
+        missing = list(enumerate(batch.row_keys))
+        old_enough = list(self._steps)[: max(0, len(self._steps) - self._lag + 1)]
+        for step in reversed(old_enough):
+            if not missing:
+                break
+            found = [(row, step.index_of[key]) for row, key in missing if key in step.index_of]
+            if found:
+                rows, indices = np.array(found).T
+                shared = min(num_drafts, step.confidences.shape[1])  # blocks may differ in length from step to step
+                older[rows, :shared] = step.confidences[indices, :shared]
+                missing = [(row, key) for row, key in missing if key not in step.index_of]
+        return older
+
+
+class _MeanConfidence:
+    """Mean confidence by position over steps, older ones fading."""
+
+    def __init__(self) -> None:
+        self._sums = self._counts = np.zeros(0)
+
+    def add(self, confidences: npt.NDArray[np.float32]) -> None:
+        """Takes in a step; [rows, drafts]. Unusable confidences are left out."""
+        grown = max(0, confidences.shape[1] - self._sums.size)
+        self._sums, self._counts = (np.pad(each, (0, grown)) * _MEMORY for each in (self._sums, self._counts))
+        is_valid = (confidences >= 0) & (confidences <= 1)
+        self._sums[: confidences.shape[1]] += np.where(is_valid, confidences, 0.0).sum(axis=0)
+        self._counts[: confidences.shape[1]] += is_valid.sum(axis=0)
+
+    def of(self, num_drafts: int) -> npt.NDArray[np.float32]:
+        """[num_drafts]; 1 where nothing was seen, so that a first step is budgeted whole."""
+        mean = np.ones(num_drafts, np.float32)
+        shared = min(num_drafts, self._sums.size)
+        counts = self._counts[:shared]
+        np.divide(self._sums[:shared], counts, out=mean[:shared], where=counts > 0, casting="same_kind")
+        return mean
