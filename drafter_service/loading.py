@@ -10,9 +10,8 @@ import torch
 from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
 from drafter_service.pair import check_pair
 from drafter_service.settings import DrafterSettings
-from drafter_service.weights import load_weights
+from drafter_service.weights import WeightFormat, default_format, load_weights
 from kernels.cpu.features import describe
-from kernels.linear import WeightFormat
 from kernels.markov_sample import cpu as compiled_head
 from kernels.markov_sample import reference as reference_head
 from kernels.registry import fit_head_dim, load_ops, use_threads
@@ -42,7 +41,9 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     pair = check_pair(settings.model, settings.target)
     threads = choose_threads(settings.threads, "DSPARK_DRAFTER_THREADS")
     use_threads(threads, settings.spin_us)
-    weight_format: WeightFormat = "fp16" if settings.weight_format == "auto" else settings.weight_format
+    weight_format: WeightFormat = (
+        default_format(pair.config) if settings.weight_format == "auto" else settings.weight_format
+    )
     try:
         kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
     except ValueError as error:

@@ -17,8 +17,8 @@ class DrafterSettings(BaseSettings):
     """Drafter checkpoint: a local directory or a hub id."""
     target: str
     """Target checkpoint, whose embedding and lm_head the drafter uses: a local directory or a hub id."""
-    weight_format: Literal["auto", "float32", "fp16"] = "auto"
-    """Format of linear weights; "auto" is fp16."""
+    weight_format: Literal["auto", "float32", "fp16", "q8"] = "auto"
+    """Format of linear weights; "auto" is q8 where every layer's inputs come in groups of 32, else fp16."""
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
     threads: int = Field(default=0, ge=0, le=1024)

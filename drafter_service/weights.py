@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,13 @@ from torch import Tensor
 
 from drafter_service.config import DrafterConfig
 from drafter_service.pair import DRAFT_TO_TARGET, Pair, expected_shapes
-from kernels.linear import Linear, WeightFormat, make_linear
+from kernels.linear import Linear, make_linear, make_quantized_linear
 from kernels.markov_sample import ConfidenceHead, MarkovHead, MarkovKind
 from service_kit.errors import ConfigurationError
+
+WeightFormat = Literal["float32", "fp16", "q8"]
+"""Of the linear layers; q8 is int8 levels with a float16 scale for each 32 inputs of an output."""
+_GROUP, _MAX_LEVEL = 32, 127
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,12 @@ class DrafterWeights:
     draft_to_target: npt.NDArray[np.uint32] | None  # [Vd] target ids; None for the whole vocabulary
 
 
+def default_format(config: DrafterConfig) -> WeightFormat:
+    """q8, which drafts as well as fp16 and reads half its bytes, where the drafter's widths allow it."""
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim, config.feature_size)
+    return "q8" if all(width % _GROUP == 0 for width in widths) else "fp16"
+
+
 class _Reader:
     """Reads tensors of the drafter by name, in the shapes its configuration asks for."""
 
@@ -71,13 +82,22 @@ class _Reader:
 
     def linear(self, *names: str) -> Linear:
         """One packed linear layer for all `names`."""
-        return make_linear(*self.stacked(*names), self._format)
+        return self.packed(names[0], *self.stacked(*names))
+
+    def packed(self, name: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A linear layer in the reader's format; `name` is said if it does not fit."""
+        try:
+            if self._format == "q8":
+                return make_quantized_linear(*rounded_to_levels(weight), None, bias)
+            return make_linear(weight, bias, self._format)
+        except ValueError as error:
+            raise ConfigurationError(f"{self._checkpoint.name}: {name}: {error}", field="weight_format") from error
 
 
 def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
     """Reads and packs a checked pair.
 
-    Raises ConfigurationError naming a tensor that is corrupt.
+    Raises ConfigurationError naming a tensor that is corrupt or does not fit the format.
     """
     config, read = pair.config, _Reader(pair, weight_format)
     draft_to_target = _draft_to_target(pair)
@@ -85,17 +105,35 @@ def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
     embedding = embedding_checkpoint.read(embedding_name, (config.vocab_size, config.hidden_size))
     kv_names = [f"layers.{i}.self_attn.{p}_proj" for i in range(config.num_layers) for p in "kv"]
     return DrafterWeights(
-        embedding=embedding.half() if weight_format == "fp16" else embedding,
+        embedding=embedding if weight_format == "float32" else embedding.half(),
         context_fc=read.linear("fc"),
         context_norm=read.tensor("hidden_norm.weight"),
         context_kv=read.linear(*kv_names),
         layers=tuple(_layer(read, i, window) for i, window in enumerate(config.windows)),
         final_norm=read.tensor("norm.weight"),
-        lm_head=make_linear(_lm_head_rows(pair, draft_to_target), None, weight_format),
+        lm_head=read.packed("lm_head", _lm_head_rows(pair, draft_to_target)),
         markov=_markov(read, config),
         confidence=_confidence(read, config),
         draft_to_target=draft_to_target,
     )
+
+
+def rounded_to_levels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels int8 [N, K] and scales float16 [N, K / 32] nearest to weight [N, K].
+
+    Raises ValueError if K is not a multiple of 32, or a scale is beyond float16.
+    """
+    num_out, num_in = weight.shape
+    if num_in % _GROUP:
+        raise ValueError(f"{num_in} inputs do not divide into groups of {_GROUP}: use weight format fp16")
+    groups = weight.view(num_out, -1, _GROUP)
+    scales = (groups.abs().amax(dim=-1) / _MAX_LEVEL).half()
+    if not scales.isfinite().all():
+        raise ValueError("a weight is too large for q8: use weight format float32")
+    # By the scale as it is stored; the smallest float16 stands for groups whose scale is 0.
+    divisors = scales.float().clamp(min=torch.finfo(torch.float16).smallest_normal / 1024)
+    levels = (groups / divisors.unsqueeze(-1)).round().clamp(-_MAX_LEVEL, _MAX_LEVEL)
+    return levels.to(torch.int8).view(num_out, num_in), scales
 
 
 def _layer(read: _Reader, index: int, window: int) -> LayerWeights:
