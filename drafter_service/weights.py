@@ -103,9 +103,15 @@ def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
     draft_to_target = _draft_to_target(pair)
     embedding_checkpoint, embedding_name = pair.embedding_source
     embedding = embedding_checkpoint.read(embedding_name, (config.vocab_size, config.hidden_size))
+    if weight_format != "float32" and not (embedding := embedding.half()).isfinite().all():
+        raise ConfigurationError(
+            f"{embedding_checkpoint.name}: a value of tensor {embedding_name} is too large for float16: use weight "
+            "format float32",
+            field="weight_format",
+        )
     kv_names = [f"layers.{i}.self_attn.{p}_proj" for i in range(config.num_layers) for p in "kv"]
     return DrafterWeights(
-        embedding=embedding if weight_format == "float32" else embedding.half(),
+        embedding=embedding,
         context_fc=read.linear("fc"),
         context_norm=read.tensor("hidden_norm.weight"),
         context_kv=read.linear(*kv_names),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launcher.models import ModelPair, choose_models
 from launcher.settings import LauncherSettings
-from service_kit.cpu import available_cores, available_memory_bytes, cpu_name
+from service_kit.cpu import available_memory_bytes, cores, cpu_name
 from service_kit.errors import ServiceError
 from service_kit.settings import CommonSettings, load_settings
 
@@ -76,14 +76,13 @@ def environment_findings(common: CommonSettings) -> Iterator[Finding]:
     """Interpreter, libraries, processor, memory, shared memory and disk."""
     import torch
 
+    from kernels.cpu.features import LEVEL, describe
+
     yield Finding(Verdict.GOOD, "python", f"{platform.python_version()}, torch {torch.__version__}")
-    capability = torch.backends.cpu.get_cpu_capability()
-    is_slow = capability == "DEFAULT"
-    advice = ": no AVX2, so forwards are slow here" if is_slow else ""
-    yield Finding(Verdict.WARNING if is_slow else Verdict.GOOD, "cpu", f"{cpu_name()}, {capability}{advice}")
-    cores, machine = available_cores(), os.cpu_count() or 1
-    shared = "" if cores == machine else f" (of {machine}: limited by affinity or container quota)"
-    yield Finding(Verdict.GOOD, "threads", f"{cores} cores for each executor{shared}")
+    yield Finding(Verdict.WARNING if LEVEL == "generic" else Verdict.GOOD, "cpu", f"{cpu_name()}, {describe()}")
+    have = cores()
+    words = f"{have.usable} for each executor, unless set lower ({os.cpu_count()} cores, {have})"
+    yield Finding(Verdict.GOOD, "threads", words)
     yield _room("memory", available_memory_bytes(), _WANTED_MEMORY, "close programs, or lower --kv-memory")
     if _SHM_DIR.is_dir():
         free = shutil.disk_usage(_SHM_DIR).free
@@ -119,6 +118,11 @@ def _self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSettin
     except (ServiceError, ServerError, ServiceDiedError) as error:
         yield Finding(Verdict.BAD, "self-test", str(error))
         return
+    yield Finding(Verdict.GOOD, "weights", f"{outcome.weight_format}: {outcome.weight_format_reason}")
+    if outcome.inexact_reason:
+        yield Finding(Verdict.WARNING, "exact rows", f"not bit-exact: {outcome.inexact_reason}")
+    else:
+        yield Finding(Verdict.GOOD, "exact rows", "each row's bits depend on that row alone")
     yield Finding(Verdict.GOOD, "self-test", f"plain decoding {outcome.off_tokens_per_second:.1f} tokens/s")
     if outcome.accepted_length is None:
         return

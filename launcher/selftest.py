@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.v1 import verifier_pb2, verifier_pb2_grpc
+
 from launcher.client import Answer, Client, new_answer
 from launcher.models import ModelPair
 from launcher.preflight import free_port_pair
@@ -13,6 +15,7 @@ from launcher.settings import LauncherSettings
 from launcher.stack import running_server
 from launcher.supervisor import stop_on_signals
 from service_kit.errors import ConfigurationError
+from service_kit.rpc import open_channel, socket_address
 from service_kit.settings import CommonSettings
 
 PROMPTS = (
@@ -24,6 +27,7 @@ PROMPTS = (
 """Built-in prompts: a list, arithmetic, code, prose."""
 
 _MAX_TOKENS = 48
+_MAX_INFO_BYTES, _INFO_TIMEOUT_S = 2**20, 5.0
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,16 @@ class SelfTest:
     off_tokens_per_second: float
     static_tokens_per_second: float
     accepted_length: float | None
+    weight_format: str
+    weight_format_reason: str
+    inexact_reason: str
+    """Why a row's result may depend on the rows beside it; empty when it does not."""
 
 
 def run_self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSettings) -> SelfTest:
     """Greedy answers with mode off, then static. Raises ServiceDiedError, ServerError or ConfigurationError."""
-    plain = _answers(pair, "off", common, settings)
-    drafted = _answers(pair, "static", common, settings) if pair.drafter else []
+    plain, info = _answers(pair, "off", common, settings)
+    drafted, _ = _answers(pair, "static", common, settings) if pair.drafter else ([], None)
     steps = sum((answer.speculation or {}).get("num_spec_steps", 0) for answer in drafted)
     accepted = sum((answer.speculation or {}).get("num_accepted_draft_tokens", 0) for answer in drafted)
     return SelfTest(
@@ -49,10 +57,16 @@ def run_self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSet
         off_tokens_per_second=_speed(plain),
         static_tokens_per_second=_speed(drafted) if drafted else 0.0,
         accepted_length=1 + accepted / steps if steps else None,
+        weight_format=info.weight_format,
+        weight_format_reason=info.weight_format_reason,
+        inexact_reason=info.inexact_reason,
     )
 
 
-def _answers(pair: ModelPair, mode: str, common: CommonSettings, settings: LauncherSettings) -> list[Answer]:
+def _answers(
+    pair: ModelPair, mode: str, common: CommonSettings, settings: LauncherSettings
+) -> tuple[list[Answer], Any]:
+    """Answers, and what the verifier says of itself."""
     options = ServeOptions(port=free_port_pair(), verify_mode=mode, max_num_seqs=1)
     parameters: dict[str, Any] = {"temperature": 0.0, "max_tokens": _MAX_TOKENS, "return_token_ids": True}
     with (
@@ -69,7 +83,11 @@ def _answers(pair: ModelPair, mode: str, common: CommonSettings, settings: Launc
                 pass
             answers.append(answer)
         client.close()
-        return answers[1:]
+        address = socket_address(server.run_dir, "verifier")
+        with open_channel(address, max_message_bytes=_MAX_INFO_BYTES) as channel:
+            stub: Any = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
+            info = stub.GetInfo(verifier_pb2.VerifierServiceGetInfoRequest(), timeout=_INFO_TIMEOUT_S)
+        return answers[1:], info
 
 
 def _speed(answers: list[Answer]) -> float:

@@ -21,6 +21,7 @@ GROUP = 32
 """Inputs that share a scale."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _TENSOR_KINDS = {0: "F32", 1: "F16", 3: "Q4_1", 8: "Q8_0"}
 _ROW_BYTES = {"F32": (1, 4), "F16": (1, 2), "Q4_1": (GROUP, 20), "Q8_0": (GROUP, 34)}  # elements and their bytes
 
@@ -67,9 +68,8 @@ class _Cursor:
         return values
 
     def string(self) -> str:
-        length = self.scalar("Q")
-        start = self.position
-        self.position += length
+        start = self.position + _LENGTH.size  # no calls between: a tokenizer has a hundred thousand strings
+        self.position = start + _LENGTH.unpack_from(self._data, self.position)[0]
         return str(self._data[start : self.position], "utf-8")
 
     def value(self, kind: int) -> Any:
@@ -80,6 +80,8 @@ class _Cursor:
         element, count = self.scalar("I"), self.scalar("Q")
         if element in _SCALARS:
             return list(self.scalars(_SCALARS[element], count))
+        if element == _STRING:
+            return [self.string() for _ in range(count)]
         return [self.value(element) for _ in range(count)]
 
 

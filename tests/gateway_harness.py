@@ -62,6 +62,7 @@ class ScriptedScheduler:
         """Text of each choice; the last one serves all further choices."""
         self.max_model_len = 200
         self.sampling_defaults = scheduler_pb2.SamplingParams()
+        self.inexact_reason = ""
         self.refusal: ServiceError | None = None
         self.failure: ServiceError | None = None
         """Raised after the first step."""
@@ -160,6 +161,7 @@ class ScriptedScheduler:
             eos_token_ids=[EOS_ID],
             block_size=4,
             sampling_defaults=self.sampling_defaults,
+            inexact_reason=self.inexact_reason,
         )
 
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from service_kit.checkpoint import Checkpoint
 from service_kit.errors import ConfigurationError
 from service_kit.rope import rope_tables
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CONFIG_CLASSES: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+"""Named here, as AutoConfig takes a second to find them."""
 
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -78,7 +80,8 @@ class TargetConfig:
         raw = checkpoint.config
         _refuse_foreign(checkpoint.name, raw)
         try:
-            source = AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True)
+            config_class = _CONFIG_CLASSES[raw["model_type"]]
+            source = config_class.from_pretrained(checkpoint.directory, local_files_only=True)
         except Exception as error:  # its validators raise many kinds; each one means a bad config.json
             raise ConfigurationError(f"{checkpoint.name}: config.json: {error}", field="model") from error
         num_heads, num_kv_heads, head_dim = source.num_attention_heads, source.num_key_value_heads, source.head_dim

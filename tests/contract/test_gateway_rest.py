@@ -247,6 +247,20 @@ def test_sampling_goes_through_and_the_models_defaults_fill_the_rest(model_dir: 
         assert request.max_tokens == 200 - len(PROMPT_IDS)
 
 
+def test_answers_of_an_inexact_machine_are_marked(model_dir: Path, gateway: GatewayHarness) -> None:
+    assert gateway.get("/health").json() == {"status": "ready", "bit_exact": True}
+    assert "x-dspark-exact" not in gateway.chat().headers
+    harness = GatewayHarness(model_dir)
+    harness.scheduler.inexact_reason = "no exact row count"
+    with harness as inexact:
+        inexact.wait_ready()
+        health = {"status": "ready", "bit_exact": False, "inexact_reason": "no exact row count"}
+        assert inexact.get("/health").json() == inexact.get("/health/ready").json() == health
+        for is_stream in (False, True):
+            assert inexact.chat(stream=is_stream).headers["x-dspark-exact"] == "false"
+        assert inexact.post("/v1/completions", {"prompt": "a"}).headers["x-dspark-exact"] == "false"
+
+
 BAD: list[tuple[Any, int, str | None, str | None]] = [
     (b"{", 400, None, None),
     (b"", 400, None, None),

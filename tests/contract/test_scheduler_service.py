@@ -106,6 +106,7 @@ def test_model_info_and_load(address: str) -> None:
         assert info.sampling_defaults.temperature == 0.5
         assert not info.sampling_defaults.HasField("top_p")
         assert info.speculation_off_reason == "no drafter fits"
+        assert info.inexact_reason == "a toy"
         list(stub.Generate(_request("a", [1, 2, 3], max_tokens=5), timeout=10))
         load = stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=5)
         assert (load.num_committed, load.num_prefill_tokens, load.num_steps, load.num_verify_rows) == (5, 3, 5, 4)

@@ -105,6 +105,8 @@ def test_info_describes_the_target_before_attach(stub: Any) -> None:
     assert (info.page_size, info.page_bytes) == (16, 6 * 2 * 2 * 16 * 16 * 4)
     assert list(info.eos_token_ids) == []
     assert info.weight_format == "float32"
+    assert info.weight_format_reason == "as set"
+    assert info.inexact_reason == "rows of a forward differ from the same rows computed alone"  # reference kernels do
     assert "1 threads" in info.device
     assert all(padded >= wanted for wanted, padded in enumerate(info.padded_rows, 1))
     assert len(info.padded_rows) >= 32

@@ -116,6 +116,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             eos_token_ids=[EOS_ID],
             padded_rows=[1, 2, 4, 4],
             sampling_defaults=verifier_pb2.SamplingDefaults(temperature=0.5),
+            inexact_reason="a toy",
         )
 
     def Attach(self, request: Any, context: Any) -> Any:

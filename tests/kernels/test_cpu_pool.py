@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from kernels.cpu import native, pool
 from kernels.linear import make_linear
+from kernels.registry import use_threads
 
 
 def test_callers_at_once_get_what_each_gets_alone() -> None:
@@ -31,5 +33,25 @@ def test_kernels_finish_without_helpers(monkeypatch: pytest.MonkeyPatch) -> None
         alone = linear(x)
         native.set_num_threads(1)
         assert torch.equal(linear(x), alone)
+    finally:
+        native.set_num_threads(threads)
+
+
+def test_helpers_look_for_work_as_long_as_asked() -> None:
+    helpers, linear, x = pool.pool_of(2), make_linear(torch.randn(1500, 200), None, "fp16"), torch.randn(3, 200)
+    alone = linear(x)
+    threads = native.num_threads()
+
+    def max_looks() -> int:
+        return int.from_bytes(ctypes.string_at(helpers.address + pool._MAX_LOOKS, 8), "little")
+
+    try:
+        for spin_us in (0, 500):
+            use_threads(3, spin_us)
+            assert all(torch.equal(linear(x), alone) for _ in range(20))
+            looks = max_looks()
+        assert looks > 0
+        use_threads(3, 0)
+        assert max_looks() == 0
     finally:
         native.set_num_threads(threads)

@@ -155,13 +155,34 @@ def test_a_draft_vocabulary_outside_the_targets_is_refused(tmp_path: Path, offse
         load_drafter(settings)
 
 
-def test_not_a_number_in_a_weight_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["fc.weight", "norm.weight", "markov_head.markov_w1.weight", "layers.0.mlp.down_proj.weight"]
+)
+def test_not_a_number_in_a_weight_is_refused(tmp_path: Path, name: str) -> None:
     def poison(tensors: Tensors) -> None:
-        tensors["fc.weight"][3, 4] = np.nan
+        tensors[name].flat[-1] = np.nan
 
     settings = DrafterSettings(model=str(make_checkpoint(tmp_path / "drafter", {}, poison)), target=str(TARGET))
-    with pytest.raises(ConfigurationError, match=r"fc\.weight holds NaN"):
+    with pytest.raises(ConfigurationError, match=rf"model\.safetensors: tensor {name} holds NaN"):
         load_drafter(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fc.weight", r"drafter: fc: a weight is not .* in fp16: use weight format float32"),
+        ("embed_tokens.weight", r"embed_tokens\.weight is too large for float16: use weight format float32"),
+        ("lm_head.weight", r"lm_head: a weight is not .* in fp16"),
+    ],
+)
+def test_a_weight_too_large_for_its_format_is_named(tmp_path: Path, name: str, message: str) -> None:
+    def enlarge(tensors: Tensors) -> None:
+        tensors[name].flat[-1] = 1e6
+
+    drafter = str(make_checkpoint(tmp_path / "drafter", {}, enlarge))
+    load_drafter(DrafterSettings(model=drafter, target=str(TARGET), weight_format="float32"))
+    with pytest.raises(ConfigurationError, match=message):
+        load_drafter(DrafterSettings(model=drafter, target=str(TARGET), weight_format="fp16"))
 
 
 def test_heads_that_the_compiled_kernels_cannot_run_are_refused_or_run_slowly(

@@ -135,3 +135,16 @@ def test_auto_takes_the_levels_where_they_fit_and_float16_elsewhere(tmp_path: Pa
     for path in model.glob("*.gguf"):
         path.unlink()
     assert chosen() == "fp16"
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_down.weight", "token_embd.weight"])
+def test_a_damaged_scale_is_named(tmp_path: Path, name: str) -> None:
+    model = make_target(tmp_path)
+    path = next(model.glob("*.gguf"))
+    content = bytearray(path.read_bytes())
+    offset = GgufFile(path).tensors[name].offset
+    content[offset : offset + 2] = b"\x00\x7e"  # float16 NaN
+    path.write_bytes(content)
+    tensor = {"blk.0.ffn_down.weight": "model.layers.0.mlp.down_proj.weight"}.get(name, "model.embed_tokens.weight")
+    with pytest.raises(ConfigurationError, match=f"{path.name}: {tensor} has a scale that is NaN or infinite"):
+        logits_of(model, "q4")

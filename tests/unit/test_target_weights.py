@@ -62,7 +62,12 @@ def test_tied_head_and_old_buffers_are_accepted(tmp_path: Path) -> None:
         ({"model.layers.6.input_layernorm.weight": torch.ones(64)}, r"unexpected tensors: model\.layers\.6"),
         ({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, r"unexpected tensors: .*q_proj\.bias"),
         ({"model.norm.weight": torch.ones(63)}, r"model\.norm\.weight is \[63\], its configuration asks for \[64\]"),
-        ({"model.norm.weight": torch.full((64,), torch.nan)}, "holds NaN"),
+        ({"model.norm.weight": torch.full((64,), torch.nan)}, r"model\.safetensors: tensor model\.norm.* holds NaN"),
+        ({"model.embed_tokens.weight": torch.full((512, 64), torch.inf)}, r"model\.embed_tokens.* holds NaN or inf"),
+        (
+            {"model.layers.2.mlp.up_proj.weight": torch.full((128, 64), -torch.inf).half()},
+            r"layers\.2\.mlp\.up.* holds",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, edit: dict[str, torch.Tensor | None], message: str) -> None:
