@@ -51,7 +51,7 @@ def _certain_token(row: npt.NDArray[np.float32], sampling: SlotSampling, token_p
     probs = _row_probs(row, sampling)
     if not sampling.is_filtered:
         return coupled_index(probs, None, sampling.key, token_position)
-    kept_ids = np.flatnonzero(probs)
+    kept_ids = np.flatnonzero(probs > 0.0)
     return int(kept_ids[coupled_index(probs[kept_ids], kept_ids, sampling.key, token_position)])
 
 
