@@ -48,7 +48,7 @@ def answer(target_dir: Path) -> tuple[np.ndarray, np.ndarray, int]:
     return ids[0].numpy(), features.numpy(), prompt["input_ids"].shape[1]
 
 
-@pytest.mark.parametrize("weight_format", ["float32", "fp16"])
+@pytest.mark.parametrize("weight_format", ["float32", "fp16", "q8"])
 def test_the_target_accepts_its_drafts(
     target_dir: Path, answer: tuple[np.ndarray, np.ndarray, int], weight_format: str, tmp_path: Path
 ) -> None:
