@@ -93,7 +93,7 @@ def run_plan(
                 running.remove(engine)
         return results
 
-    for size in {1, *plan.groups}:
+    for size in sorted({1, *plan.groups}):
         turn(plan.warm_up[:size], 0, WARM_TOKENS)
     for groups in plan.groups.values():
         found = [result for first, group in enumerate(groups) for result in turn(group, first, plan.max_tokens)]
