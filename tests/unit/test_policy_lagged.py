@@ -100,12 +100,12 @@ def test_a_bound_and_weights() -> None:
     assert policy.windows(_batch({"a": _SURE, "b": _UNSURE}, row_weights=(1, 90))).verify_lens == [1, 2]
 
 
-def test_what_this_step_drew_does_not_enter_its_budget() -> None:
+@pytest.mark.parametrize("current", [_SURE, _UNSURE, (0.9, float("nan"), 0.9), (float("nan"),) * 3])
+def test_what_this_step_drew_does_not_enter_its_budget(current: Sequence[float]) -> None:
     """Also not by a confidence that cannot be used."""
-    for current in (_SURE, _UNSURE, (0.9, float("nan"), 0.9), (float("nan"),) * 3):
-        policy = LaggedPolicy(_JUMPS)
-        _lens(policy, a=_SURE, b=_SURE)
-        assert sum(_lens(policy, a=current, b=_SURE)) == 3
+    policy = LaggedPolicy(FreeCosts(tuple(1 + 0.1 * tokens for tokens in range(12))))
+    _lens(policy, a=_SURE, b=_SURE, c=_UNSURE)
+    assert sum(_lens(policy, a=current, b=_SURE, c=_SURE)) == 6  # what a does not take goes to others
 
 
 @given(st.data())
