@@ -51,7 +51,21 @@ _separate_caches()
 
 def compiled(function: Any) -> Any:
     """A function that kernels call. Never fast-math: every rounding stays where it is written."""
+    function.__qualname__ = _symbol(function)
     return _njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+
+
+def _symbol(function: Any) -> str:
+    """A name that no function of other code has: one made in a factory is told by what it closes over.
+
+    Compiled code from the cache is linked by name. numba tells apart what one process compiled, but two functions of
+    one name, cached by two processes, may carry the same number; a call would then reach the wrong one.
+    """
+    names = [function.__qualname__]
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents
+        names.append(getattr(getattr(held, "py_func", held), "__qualname__", repr(held)))
+    return " ".join(names)
 
 
 def intrinsic(function: Any) -> Any:
