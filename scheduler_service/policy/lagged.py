@@ -80,15 +80,19 @@ class _MeanConfidence:
     """Mean confidence by position over steps, older ones fading."""
 
     def __init__(self) -> None:
-        self._sums = self._counts = np.zeros(0)
+        self._sums, self._counts = np.zeros(0), np.zeros(0)
 
     def add(self, confidences: npt.NDArray[np.float32]) -> None:
         """Takes in a step; [rows, drafts]. Unusable confidences are left out."""
-        grown = max(0, confidences.shape[1] - self._sums.size)
-        self._sums, self._counts = (np.pad(each, (0, grown)) * _MEMORY for each in (self._sums, self._counts))
+        num_drafts = confidences.shape[1]
+        if num_drafts > self._sums.size:
+            more = (0, num_drafts - self._sums.size)
+            self._sums, self._counts = np.pad(self._sums, more), np.pad(self._counts, more)
         is_valid = (confidences >= 0) & (confidences <= 1)
-        self._sums[: confidences.shape[1]] += np.where(is_valid, confidences, 0.0).sum(axis=0)
-        self._counts[: confidences.shape[1]] += is_valid.sum(axis=0)
+        self._sums *= _MEMORY
+        self._counts *= _MEMORY
+        self._sums[:num_drafts] += np.where(is_valid, confidences, 0.0).sum(axis=0)
+        self._counts[:num_drafts] += is_valid.sum(axis=0)
 
     def of(self, num_drafts: int) -> npt.NDArray[np.float32]:
         """[num_drafts]; 1 where nothing was seen, so that a first step is budgeted whole."""
