@@ -12,7 +12,7 @@ from kernels.registry import load_ops
 def test_implementations_have_equal_signatures() -> None:
     reference, cpu = load_ops("reference"), load_ops("cpu")
     assert load_ops("auto") == cpu
-    for name in reference._fields:
+    for name in (field for field in reference._fields if callable(getattr(reference, field))):
         plain, compiled = getattr(reference, name), getattr(cpu, name)
         assert plain is not compiled
         assert inspect.signature(plain) == inspect.signature(compiled), name
