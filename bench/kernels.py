@@ -1,195 +1,151 @@
-"""Times of the CPU kernels: each operation, and the linear stack of a target beside its floor.
+"""Where a target's forward spends its time: each kind of kernel alone, beside the whole.
 
-    python -m bench.kernels [--layers 30] [--context 128,512] [--rows 1,2,4,8,16]
+    dspark bench kernels [--model DIR] [--formats q4,fp16] [--contexts 128,512,2048] [--rows 1,4,8,16,64]
 
-Prints milliseconds of one step (all layers) as medians, operations and linears interleaved as a step interleaves them.
+Milliseconds of all layers, best of repeats measured in turn. Kernels are recorded as a forward records them, so that no
+Python lies between them. "whole / linears" is the forward, without lm_head, over its linear layers alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from rich.console import Console
+from rich.table import Table
 
+from bench.roofline import best_ms
 from kernels.cpu.native import num_threads
-from kernels.linear import Linear, make_linear
-from kernels.registry import Ops, load_ops, use_threads
-from service_kit.cpu import available_cores, cpu_name
+from kernels.cpu.program import Program, recording
+from launcher.models import choose_models
+from launcher.settings import LauncherSettings
+from service_kit.cpu import cpu_name
+from service_kit.settings import CommonSettings, load_settings
+from verifier_service.loading import load_target
+from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows, Workspace
+from verifier_service.settings import VerifierSettings
 
-PAGE_SIZE = 16
-
-
-class Shape(NamedTuple):
-    """Sizes of a target; the defaults are those of SmolLM2-135M."""
-
-    hidden: int = 576
-    num_heads: int = 9
-    num_kv_heads: int = 3
-    head_dim: int = 64
-    intermediate: int = 1536
-    vocab: int = 49152
+_REPEATS = 12
 
 
-class Layer(NamedTuple):
-    """Weights and pages of one decoder layer."""
+class Split(NamedTuple):
+    """Milliseconds of all layers, for `num_rows` rows at the end of one context."""
 
-    qkv: Linear
-    o: Linear
-    gate_up: Linear
-    down: Linear
-    norm: Tensor
-    keys: Tensor
-    values: Tensor
+    weights: str
+    num_rows: int
+    context: int
+    linears: float
+    attention: float
+    norms: float
+    silu: float
+    forward: float
+    lm_head: float
 
-
-class Buffers(NamedTuple):
-    """Activations of a step of M rows of one slot, the last `M` positions of its context."""
-
-    hidden: Tensor
-    normed: Tensor
-    qkv: Tensor
-    attended: Tensor
-    gate_up: Tensor
-    activated: Tensor
-    positions: Tensor
-    row_slots: Tensor
+    @property
+    def ratio(self) -> float:
+        """The forward over its linear layers."""
+        return self.forward / self.linears
 
 
-def make_layer(shape: Shape, num_pages: int) -> Layer:
-    """Random weights, packed as float16."""
+def _parts(model: TargetModel, rows: TokenRows, pages: torch.Tensor, space: Workspace) -> list[Callable[[], object]]:
+    """Recordings in the order of Split's fields."""
+    config, ops, eps = model.config, model._ops, model.config.rms_norm_eps
+    buffers = space.residual, space.normed, space.qkv, space.attended, space.delta, space.gate_up, space.activated
+    residual, normed, qkv, attended, delta, gate_up, activated = (part[: len(rows.token_ids)] for part in buffers)
 
-    def linear(num_out: int, num_in: int) -> Linear:
-        return make_linear(torch.randn(num_out, num_in) / num_in**0.5, None, "fp16")
+    def linears() -> None:
+        for layer in model.weights.layers:
+            layer.qkv(normed, qkv)
+            layer.output(attended, delta)
+            layer.gate_up(normed, gate_up)
+            layer.down(activated, delta)
 
-    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return Layer(
-        linear(heads, shape.hidden),
-        linear(shape.hidden, shape.num_heads * shape.head_dim),
-        linear(2 * shape.intermediate, shape.hidden),
-        linear(shape.hidden, shape.intermediate),
-        torch.ones(shape.hidden),
-        torch.randn(num_pages, shape.num_kv_heads, shape.head_dim, PAGE_SIZE),
-        torch.randn(num_pages, shape.num_kv_heads, PAGE_SIZE, shape.head_dim),
-    )
+    def attention() -> None:
+        for index, layer in enumerate(model.weights.layers):
+            place = rows.positions, rows.slots, pages, space.cos, space.sin, space.keys[index], space.values[index]
+            ops.paged_attention(qkv, *place, layer.q_norm, layer.k_norm, eps, config.windows[index], attended)
 
+    def norms() -> None:
+        for layer in model.weights.layers:
+            ops.add_rms_norm(residual, delta, layer.post_attention_norm, eps, normed)
+            ops.add_rms_norm(residual, delta, layer.input_norm, eps, normed)
 
-def make_buffers(shape: Shape, num_rows: int, context: int) -> Buffers:
-    """Random activations."""
-    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return Buffers(
-        torch.randn(num_rows, shape.hidden),
-        torch.randn(num_rows, shape.hidden),
-        torch.randn(num_rows, heads),
-        torch.randn(num_rows, shape.num_heads * shape.head_dim),
-        torch.randn(num_rows, 2 * shape.intermediate),
-        torch.randn(num_rows, shape.intermediate),
-        torch.arange(context - num_rows, context, dtype=torch.int32),
-        torch.zeros(num_rows, dtype=torch.int32),
-    )
+    def silu() -> None:
+        for _ in model.weights.layers:
+            ops.silu_mul(gate_up, activated)
 
-
-def median_ms(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median time of each step, measured in turn so that noise meets all alike."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            begin = time.perf_counter()
-            step()
-            times[name].append((time.perf_counter() - begin) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+    programs: list[Callable[[], object]] = []
+    for part in (linears, attention, norms, silu):
+        with recording() as made:
+            part()
+        programs.append(Program(made).run)
+    return programs
 
 
-def steps_of(
-    ops: Ops, layers: list[Layer], buffers: Buffers, pages: tuple[Tensor, Tensor, Tensor]
-) -> dict[str, Callable[[], object]]:
-    """One step of all layers, by operation."""
-    b = buffers
-    page_table, cos, sin = pages
-
-    def attention(layer: Layer) -> None:
-        place = (b.positions, b.row_slots, page_table, cos, sin, layer.keys, layer.values)
-        ops.paged_attention(b.qkv, *place, None, None, 1e-5, 0, b.attended)
-
-    def norms(layer: Layer) -> None:
-        ops.add_rms_norm(b.hidden, b.attended, layer.norm, 1e-5, b.normed)
-        ops.add_rms_norm(b.hidden, b.attended, layer.norm, 1e-5, b.normed)
-
-    def linears(layer: Layer) -> None:
-        layer.qkv(b.normed)
-        layer.o(b.attended)
-        layer.gate_up(b.normed)
-        layer.down(b.activated)
-
-    def step(layer: Layer) -> None:
-        layer.qkv(b.normed)
-        attention(layer)
-        layer.o(b.attended)
-        ops.add_rms_norm(b.hidden, b.attended, layer.norm, 1e-5, b.normed)
-        layer.gate_up(b.normed)
-        ops.silu_mul(b.gate_up, b.activated)
-        layer.down(b.activated)
-        ops.add_rms_norm(b.hidden, b.attended, layer.norm, 1e-5, b.normed)
-
-    def over_layers(function: Callable[[Layer], None]) -> Callable[[], None]:
-        def run() -> None:
-            for layer in layers:
-                function(layer)
-
-        return run
-
-    return {
-        "norms": over_layers(norms),
-        "silu": over_layers(lambda layer: ops.silu_mul(b.gate_up, b.activated)),
-        "attention": over_layers(attention),
-        "linears": over_layers(linears),
-        "step": over_layers(step),
-    }
+def split(model: TargetModel, weights: str, num_rows: int, context: int) -> Split:
+    """Measures one shape."""
+    num_pages = -(-context // PAGE_SIZE)
+    space = model.workspace(num_pages, context, num_rows)
+    for tensor in (*space.keys, *space.values):
+        tensor.normal_()
+    pages = torch.randperm(num_pages).int()[None]
+    positions = torch.arange(context - num_rows, context, dtype=torch.int32)
+    rows = TokenRows(100 + torch.arange(num_rows), positions, torch.zeros(num_rows, dtype=torch.int32))
+    with torch.inference_mode():
+        hidden = model.forward(rows, pages, space)  # fills the buffers with what a forward leaves there
+        whole: list[Callable[[], object]] = [
+            lambda: model.forward(rows, pages, space),
+            lambda: model.logits(hidden),
+        ]
+        parts = _parts(model, rows, pages, space)
+        return Split(weights, num_rows, context, *best_ms([*parts, *whole], _REPEATS))
 
 
-def read_bandwidth() -> float:
-    """Bytes per second that all threads together read from memory."""
-    block = torch.ones(1 << 26)  # 256 MB, more than the caches that one process gets
-    return block.numel() * 4 / (median_ms({"sum": block.sum}, 5)["sum"] / 1e3)
+def measure(model_dir: Path, formats: Sequence[str], rows: Sequence[int], contexts: Sequence[int]) -> Iterator[Split]:
+    """Every format, context and row count that fits it."""
+    for weight_format in formats:
+        settings = VerifierSettings.model_validate({"model": str(model_dir), "weight_format": weight_format})
+        model = load_target(settings).model
+        for context in contexts:
+            for num_rows in (count for count in rows if count <= context):
+                yield split(model, weight_format, num_rows, context)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument("--rows", default="1,2,4,8,16")
-    parser.add_argument("--context", default="128,512")
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
-    use_threads(available_cores())
-    shape, ops = Shape(), load_ops("cpu")
-    contexts = [int(context) for context in options.context.split(",")]
-    num_pages = max(contexts) // PAGE_SIZE
-    layers = [make_layer(shape, num_pages) for _ in range(options.layers)]
-    head = make_linear(torch.randn(shape.vocab, shape.hidden), None, "fp16")
-    angles = torch.rand(max(contexts), shape.head_dim // 2)
-    pages = (torch.randperm(num_pages, dtype=torch.int32)[None].contiguous(), angles.cos(), angles.sin())
-    weight_bytes = sum(linear.weight_bytes for layer in layers for linear in layer[:4])
-    bandwidth = read_bandwidth()
-    capability = torch.backends.cpu.get_cpu_capability()
-    print(f"{cpu_name()}, {num_threads()} threads, {capability}, torch {torch.__version__}")
-    print(f"memory {bandwidth / 1e9:.1f} GB/s; linears of {options.layers} layers {weight_bytes / 1e6:.0f} MB,")
-    print(f"floor {weight_bytes / bandwidth * 1e3:.1f} ms. Milliseconds of all layers:")
-    columns = ("norms", "silu", "attention", "linears", "step", "lm_head")
-    print("".join(f"{title:>10}" for title in ("rows", "context", *columns, "around")))
-    for context in contexts:
-        for num_rows in (int(rows) for rows in options.rows.split(",")):
-            buffers = make_buffers(shape, num_rows, context)
-            steps = steps_of(ops, layers, buffers, pages)
-            steps["lm_head"] = functools.partial(head, buffers.normed)
-            ms = median_ms(steps, options.repeats)
-            times = [ms[column] for column in columns] + [ms["step"] - ms["linears"]]
-            print(f"{num_rows:10}{context:10}" + "".join(f"{value:10.2f}" for value in times))
+def print_splits(splits: Sequence[Split], console: Console) -> None:
+    """The table."""
+    console.print(f"{cpu_name()}, {num_threads()} threads; milliseconds of all layers")
+    table = Table(*Split._fields, "whole / linears")
+    for each in splits:
+        times = (f"{value:.2f}" for value in each[3:])
+        table.add_row(each.weights, str(each.num_rows), str(each.context), *times, f"{each.ratio:.2f}")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="dspark bench kernels")
+    parser.add_argument("--model", help="target: directory or hub id; default: the embedded one")
+    parser.add_argument("--formats", default="q4,fp16")
+    parser.add_argument("--contexts", default="128,512,2048")
+    parser.add_argument("--rows", default="1,4,8,16,64")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args(arguments)
+    rows, contexts = ([int(part) for part in text.split(",")] for text in (options.rows, options.contexts))
+    pair = choose_models(options.model, "none", load_settings(CommonSettings), load_settings(LauncherSettings))
+    console = Console()
+    splits: list[Split] = []
+    with console.status("measuring") as status:
+        for each in measure(pair.target, options.formats.split(","), rows, contexts):
+            splits.append(each)
+            status.update(f"{each.weights}, context {each.context}, {each.num_rows} rows")
+    print_splits(splits, console)
+    if options.out:
+        found: list[dict[str, Any]] = [{**each._asdict(), "ratio": each.ratio} for each in splits]
+        options.out.write_text(json.dumps({"device": cpu_name(), "threads": num_threads(), "splits": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ PHASES = (
     Phase("decode, 1 row", 1, 1, 1),
     Phase("decode, 8 slots", 8, 1, 1),
     Phase("decode, 16 slots", 16, 1, 1),
+    Phase("verify, window of 4", 1, 4, 4),
     Phase("verify, window of 8", 1, 8, 8),
     Phase("verify, 8 windows of 4", 8, 4, 4),
     Phase("prefill chunk of 128", 1, 128, 1),

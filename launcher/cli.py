@@ -216,13 +216,15 @@ def bench_equality(
             raise typer.Exit(1)
 
 
-@bench_app.command("kernels", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@bench_app.command(
+    "kernels", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
 def bench_kernels(context: typer.Context) -> None:
-    """Speed of the kernels against plain torch; options go to bench/kernels.py."""
-    import runpy
+    """Where a forward of the target spends its time, kernel by kernel; options go to bench/kernels.py."""
+    with _errors_in_words():
+        from bench.kernels import main
 
-    sys.argv = ["bench.kernels", *context.args]
-    runpy.run_module("bench.kernels", run_name="__main__", alter_sys=True)
+        main(context.args)
 
 
 @bench_app.command(
