@@ -54,13 +54,15 @@ class TextChunk(_message.Message):
     def __init__(self, pieces: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
 
 class TextSummary(_message.Message):
-    __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation")
+    __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation", "num_cached_tokens")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _scheduler_pb2.FinishReason
     num_prompt_tokens: int
     num_completion_tokens: int
     speculation: _scheduler_pb2.ChoiceSummary
-    def __init__(self, finish_reason: _Optional[_Union[_scheduler_pb2.FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[_scheduler_pb2.ChoiceSummary, _Mapping]] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, finish_reason: _Optional[_Union[_scheduler_pb2.FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[_scheduler_pb2.ChoiceSummary, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
