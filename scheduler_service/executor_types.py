@@ -40,6 +40,10 @@ class VerifierInfo:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     inexact_reason: str = ""
     """Empty when rows are exact to the bit."""
+    fingerprint: str = ""
+    weight_format: str = ""
+    device: str = ""
+    """In words, threads included."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class DrafterInfo:
     num_target_layers: int
     page_bytes: int
     page_size: int
+    elastic_block_sizes: tuple[int, ...] = ()
+    """Block sizes it was trained for, ascending; empty: `block_size` alone."""
+    fingerprint: str = ""
+    weight_format: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)

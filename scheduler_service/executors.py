@@ -61,6 +61,9 @@ class VerifierClient:
             padded_rows=tuple(reply.padded_rows),
             sampling_defaults=SamplingDefaults(**{name: getattr(defaults, name) for name in names}),
             inexact_reason=reply.inexact_reason,
+            fingerprint=reply.fingerprint,
+            weight_format=reply.weight_format,
+            device=reply.device,
         )
 
     def attach(self, sizes: SessionSizes, arenas: DraftArenas = DraftArenas()) -> str:  # noqa: B008 - immutable
@@ -144,6 +147,10 @@ class DrafterClient:
             num_target_layers=reply.num_target_layers,
             page_bytes=reply.page_bytes,
             page_size=reply.page_size,
+            elastic_block_sizes=tuple(sorted(reply.elastic_block_sizes)),
+            fingerprint=reply.fingerprint,
+            weight_format=reply.weight_format,
+            device=reply.device,
         )
 
     def attach(self, sizes: SessionSizes, features_arena: str) -> DraftArenas:
