@@ -45,6 +45,8 @@ class Committer:
             self._batch.share_prompt(sequence)
         if row.emits:
             self._emit(row, num_accepted, token_ids)
+        else:
+            self._batch.publish(sequence)
 
     def _emit(self, row: PlannedRow, num_accepted: int, token_ids: list[int]) -> None:
         sequence, ledger = row.sequence, self._ledger
@@ -59,6 +61,7 @@ class Committer:
             ledger.num_verified += len(row.drafts)
             ledger.num_accepted += num_accepted
         sequence.tokens += kept
+        self._batch.publish(sequence)
         ledger.num_committed += len(kept)
         self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason))
         if reason is None:
@@ -85,7 +88,12 @@ class Committer:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        self._batch.release(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._batch.close(sequence)
+        else:
+            if reason is FinishReason.ERROR:  # whatever made the row fail may be in its pages
+                self._batch.pages.forget(sequence.pages)
+            self._batch.release(sequence)
         request = sequence.request
         if any(other.finish_reason is None for other in request.choices):
             return

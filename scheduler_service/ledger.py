@@ -41,4 +41,9 @@ class Load:
     num_free_pages: int
     num_pages: int
     num_preemptions: int
+    num_cached_pages: int
+    """Idle pages kept for their content; free as well."""
+    num_prefix_cache_queries: int
+    num_prefix_cache_hits: int
+    """Prompt tokens looked up in the prefix cache since start, and found."""
     ledger: Ledger

@@ -64,7 +64,7 @@ def plan_step(batch: Batch) -> StepPlan:
         budget -= _plan_drafts(batch, decoding, for_drafts)
         plan.ingests = [
             sequence
-            for sequence in batch.running
+            for sequence in batch.running + batch.closing
             if sequence.computed > sequence.ingested and not sequence.context_lost
         ]
     chunks = [(sequence, sequence.computed) for sequence in prefilling]
@@ -78,6 +78,8 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
     It takes the result where anything may be drafted, or where pages have run out. A sequence that is going to end with
     the step in flight, because its length is reached, gets no row; one that may end by a token gets a row in vain.
     """
+    if batch.closing:
+        return []  # their last ingest needs a step of its own
     ahead = {row.sequence: row for row in in_flight}
     decoding: list[PlannedRow] = []
     prefilling: list[tuple[Sequence, int]] = []

@@ -47,6 +47,10 @@ class GenerateSpec:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     num_choices: int = 1
+    isolation_key: bytes = b""
+    """Prefixes are reused among requests with the same key only, unless the operator shares across keys."""
+    bypass_prefix_cache: bool = False
+    """Compute every prompt position."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Summary:
     error: str
     speculation_off_reason: str
     """Why nothing was drafted; empty when drafts were made."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose K/V came from the prefix cache."""
 
 
 Event: TypeAlias = "TokenChunk | Summary"
@@ -108,6 +114,10 @@ class Sequence:
     """Positions whose target K/V is computed, from 0."""
     ingested: int = 0
     """Positions whose features the drafter has ingested, from 0."""
+    page_names: list[bytes] = field(default_factory=list)
+    """Names of the leading full pages by content, as far as somebody asked (see `prefix_cache`)."""
+    num_published: int = 0
+    """Leading pages offered to the prefix cache."""
     num_shared_pages: int = 0
     """Leading pages computed (and ingested) by another choice of the request."""
     waits_for_prompt: bool = False
@@ -183,6 +193,10 @@ class Request:
     """Trace span, when this request is traced."""
     is_queued: bool = True
     """Whether it still counts against the bounded queue: not admitted yet."""
+    isolation_key: bytes = b""
+    reuses_prefix: bool = True
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None before it was asked."""
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
@@ -193,7 +207,7 @@ class Request:
             lost = next((sequence.context_lost for sequence in self.choices if sequence.context_lost), "")
             reason = speculation_off_reason or lost or "the answer ended before a draft was possible"
         choices = tuple(sequence.summary() for sequence in self.choices)
-        return Summary(choices, len(self.prompt), self.error, reason)
+        return Summary(choices, len(self.prompt), self.error, reason, self.num_cached_tokens or 0)
 
 
 Delivery: TypeAlias = "tuple[Callable[[Event], Any], Event]"

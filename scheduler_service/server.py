@@ -122,6 +122,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_free_pages=load.num_free_pages,
             num_pages=load.num_pages,
             num_preemptions=load.num_preemptions,
+            num_cached_pages=load.num_cached_pages,
+            num_prefix_cache_queries=load.num_prefix_cache_queries,
+            num_prefix_cache_hits=load.num_prefix_cache_hits,
             **{counter.name: getattr(load.ledger, counter.name) for counter in fields(load.ledger)},
         )
 
@@ -141,6 +144,8 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices or 1,
+        isolation_key=request.isolation_key,
+        bypass_prefix_cache=request.bypass_prefix_cache,
     )
 
 
@@ -161,6 +166,7 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
             num_prompt_tokens=event.num_prompt_tokens,
             error=event.error,
             speculation_off_reason=event.speculation_off_reason,
+            num_cached_tokens=event.num_cached_tokens,
         )
     )
 

@@ -148,6 +148,9 @@ class Scheduler:
             num_free_pages=batch.pages.num_free,
             num_pages=self.limits.num_pages,
             num_preemptions=batch.num_preemptions,
+            num_cached_pages=batch.pages.num_idle,
+            num_prefix_cache_queries=batch.prefix_cache.num_queries,
+            num_prefix_cache_hits=batch.prefix_cache.num_hits,
             ledger=replace(self._ledger),
         )
 

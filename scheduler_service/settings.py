@@ -46,6 +46,9 @@ class SchedulerSettings(BaseSettings):
     chain_plain_steps: bool = True
     """Send a step without drafts behind the one that runs, before its tokens are known: the verifier then does not wait
     for the scheduler in between. Changes no text."""
+    prefix_cache: Literal["off", "isolated", "shared"] = "isolated"
+    """Reuse of computed prompt prefixes and earlier answers. isolated: only among requests of one API key, since the
+    time to the first token tells whether somebody sent the same prefix before. shared: among all. off: never."""
     max_queued_requests: int = Field(256, ge=1)
     """Most requests waiting for admission; more are refused."""
     max_queued_tokens: int = Field(2**20, ge=1)

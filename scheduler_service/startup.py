@@ -43,7 +43,7 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
         check_compatibility(target, drafter_info)
     limits = compute_limits(settings, target, drafter_info)
     _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
-    batch = Batch(limits)
+    batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
     costs = None
     if settings.verify_mode == "compact" and drafter is not None:
@@ -150,12 +150,13 @@ def compute_limits(settings: SchedulerSettings, target: VerifierInfo, drafter: D
         )
     if max_model_len < 2:
         raise ConfigurationError("max_model_len must hold at least 2 tokens", field="max_model_len")
+    # No more than all slots can ever fill, the look-ahead of one block included, unless the rest can cache prefixes.
+    slots_fill = settings.max_num_seqs * -(-max_model_len // target.page_size)
     return Limits(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=max_model_len,
         max_batch_tokens=settings.max_batch_tokens,
-        # No more than all slots can ever fill, the look-ahead of one block included.
-        num_pages=min(num_pages, settings.max_num_seqs * (-(-max_model_len // target.page_size))),
+        num_pages=num_pages if settings.prefix_cache != "off" else min(num_pages, slots_fill),
         page_size=target.page_size,
         vocab_size=target.vocab_size,
         eos_token_ids=target.eos_token_ids,

@@ -80,7 +80,8 @@ class StepEngine:
         with tracing.step_span(plan.rows, step_id) as metadata:
             if self._drafter is not None and self._policy is not None:
                 self._draft(self._drafter, self._policy, plan, step_id, metadata)
-            self._finish(self._send(plan.rows, step_id, metadata))
+            if plan.rows:  # else the last ingests of sequences that ended were all there was to do
+                self._finish(self._send(plan.rows, step_id, metadata))
 
     def _draft(
         self, drafter: DrafterClient, policy: VerifyPolicy, plan: StepPlan, step_id: int, metadata: Metadata
@@ -140,16 +141,13 @@ class StepEngine:
                 self._ledger.num_drafted += block_size
 
     def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
-        pages = self._batch.pages
         for index, sequence in enumerate(plan.ingests):
             if index in failures:
                 sequence.context_lost = f"draft context lost: {failures[index]}"
                 log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
                 continue
-            first, last = sequence.ingested // pages.page_size, sequence.computed // pages.page_size
-            for page in sequence.pages[first:last]:
-                pages.mark_draft_context(page)
-            sequence.ingested = sequence.computed
+            self._batch.acknowledge_ingest(sequence)
+        self._batch.release_closed()
 
     def _send(self, rows: list[PlannedRow], step_id: int, metadata: Metadata) -> _SentStep:
         token_ids: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,20 @@ class Rig:
         streams = [self.submit(prompt, max_tokens, **spec) for prompt in prompts]
         self.verifier.gate.open()
         return streams
+
+    def wait_until_idle(self) -> None:
+        """Returns when every slot and page is free; fails the test if that does not come.
+
+        After a summary the drafter may still ingest what the answer left behind.
+        """
+        deadline = time.monotonic() + 20
+        while True:
+            load = self.scheduler.load()
+            found = (load.num_running, load.num_waiting, load.num_free_slots, load.num_free_pages)
+            if found == (0, 0, load.num_slots, load.num_pages):
+                return
+            assert time.monotonic() < deadline, f"not idle: {load}"
+            time.sleep(0.001)
 
 
 @contextmanager

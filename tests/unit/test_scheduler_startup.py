@@ -80,8 +80,10 @@ def test_a_drafter_that_does_not_fit(change: dict[str, object], words: str) -> N
 
 
 def test_the_context_defaults_to_what_memory_holds() -> None:
-    roomy = compute_limits(SchedulerSettings(kv_memory=10**9), TARGET, DRAFTER)
+    roomy = compute_limits(SchedulerSettings(kv_memory=10**9, prefix_cache="off"), TARGET, DRAFTER)
     assert (roomy.max_model_len, roomy.num_pages) == (512, 16 * 32)
+    caching = compute_limits(SchedulerSettings(kv_memory=10**9), TARGET, DRAFTER)
+    assert caching.num_pages == 10**9 // 1600  # what no slot needs holds prefixes
     tight = compute_limits(SchedulerSettings(kv_memory=20 * 1600 + 5), TARGET, DRAFTER)
     assert (tight.max_model_len, tight.num_pages, tight.block_size, tight.feature_ring_rows) == (320, 20, 7, 256)
     off = compute_limits(SchedulerSettings(kv_memory=20 * 1600), TARGET, None)
