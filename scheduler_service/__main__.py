@@ -43,7 +43,7 @@ def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
             )
     paths = {name: step_socket_path(common.run_dir, name) for name in channels}
     drafter = DrafterTransport(channels["drafter"], paths["drafter"]) if "drafter" in channels else None
-    return build_scheduler(settings, VerifierTransport(channels["verifier"], paths["verifier"]), drafter)
+    return build_scheduler(settings, VerifierTransport(channels["verifier"], paths["verifier"]), drafter, common.cache_dir)
 
 
 async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:

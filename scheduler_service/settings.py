@@ -41,6 +41,9 @@ class SchedulerSettings(BaseSettings):
     max_prefill_decode_steps: float = Field(8.0, ge=0)
     """Most time that prefill may add to a step in which others decode, in one-row decode steps as measured at start:
     how far a long prompt may slow the answers that run beside it. 0: bounded by max_batch_tokens alone."""
+    cost_file: Path | None = None
+    """Costs measured by `dspark profile`, to be used in place of those in the cache directory; refused if they were
+    measured on another engine. Unset: the cache directory's, measured at start if there are none."""
     kv_memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(2**30, ge=1)
     """Bytes of target and draft K/V pages together, as a number or e.g. "1GiB"."""
     chain_plain_steps: bool = True

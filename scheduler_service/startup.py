@@ -5,29 +5,38 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from pathlib import Path
 from typing import Any
 
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
-from scheduler_service.calibrate_cost import measure_costs
-from scheduler_service.calibrate_prefill import measure_prefill
+from scheduler_service.cost_model_file import fingerprint_of
+from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.cost_model_start import CostSource
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
-from scheduler_service.policy import create_policy
+from scheduler_service.policy import create_policy, needs_costs
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.service import ModelInfo, Scheduler
 from scheduler_service.settings import SchedulerSettings
+from scheduler_service.transport import InProcessTransport
 from service_kit.errors import ConfigurationError
 from service_kit.rpc import CONTRACT_VERSION
 
 log = logging.getLogger(__name__)
 
 
-def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Scheduler:
-    """Attaches both executors, measures the cost table if the mode needs one, and starts the step thread.
+def build_scheduler(
+    settings: SchedulerSettings,
+    verifier_transport: Any,
+    drafter_transport: Any | None,
+    cache_dir: Path | None = None,
+) -> Scheduler:
+    """Attaches both executors, loads or measures what steps cost, and starts the step thread.
 
-    `drafter_transport` is not touched when verify_mode is off. Raises ConfigurationError in words: executors of another
-    contract, a drafter made for another target, or sizes that do not fit.
+    `drafter_transport` is not touched when verify_mode is off. Measured costs are kept in `cache_dir`, if given. Raises
+    ConfigurationError in words: executors of another contract, a drafter made for another target, sizes that do not
+    fit, or a cost file of another engine.
     """
     verifier = VerifierClient(verifier_transport, settings.step_timeout_s)
     target = verifier.info()
@@ -45,14 +54,18 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
     _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
     batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
-    costs = None
-    if settings.verify_mode == "compact" and drafter is not None:
-        costs = measure_costs(batch, verifier, drafter, step_ids, target.padded_rows)
-        log.info("cost table: %s", costs)
-    if settings.max_prefill_decode_steps:
-        prefill_costs = measure_prefill(batch, verifier, step_ids)
-        log.info("prefill costs: %s", prefill_costs)
-        batch.prefill_limit = PrefillLimit(prefill_costs, settings.max_prefill_decode_steps)
+    costs: OnlineCosts | None = None
+    has_schedule = drafter is not None and needs_costs(settings.verify_mode)
+    if has_schedule or settings.max_prefill_decode_steps:
+        source = CostSource(batch, verifier, target, step_ids)
+        if has_schedule:
+            source.drafter, source.drafter_info = drafter, drafter_info
+        calls = "in one process" if isinstance(verifier_transport, InProcessTransport) else "over sockets"
+        fingerprint = fingerprint_of(target, source.drafter_info, limits, calls)
+        stored = source.obtain(fingerprint, cache_dir, settings.cost_file if has_schedule else None)
+        costs = OnlineCosts(stored.model) if stored.model is not None else None
+        if settings.max_prefill_decode_steps:
+            batch.prefill_limit = PrefillLimit(stored.prefill, settings.max_prefill_decode_steps)
     off_reason = (settings.speculation_off_reason or "verify_mode is off") if drafter is None else ""
     info = ModelInfo(
         model=target.model,
