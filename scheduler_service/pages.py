@@ -85,7 +85,8 @@ class PageAllocator:
 
     def set_name(self, page: int, name: bytes) -> None:
         """Names a page in use. Whichever page had the name loses it."""
-        assert self._references[page] > 0 and self._names[page] is None, f"page {page} is free or has a name"
+        assert self._references[page] > 0, f"page {page} is free"
+        assert self._names[page] is None, f"page {page} has a name"
         former = self._by_name.get(name)
         if former is not None:
             self.forget([former])
