@@ -144,9 +144,6 @@ class Batch:
             return
         self.running.remove(sequence)
         self.closing.append(sequence)
-        sequence.computed = full * self.pages.page_size
-        self.pages.free(sequence.pages[full:])
-        del sequence.pages[full:]
 
     def acknowledge_ingest(self, sequence: Sequence) -> None:
         """The drafter has ingested every computed position of the sequence."""

@@ -110,14 +110,24 @@ def _plan_chunks(
     batch: Batch, prefilling: list[tuple[Sequence, int]], budget: int, *, is_decoding: bool
 ) -> list[PlannedRow]:
     """Prefill chunks, each from its sequence's given position: of at most `budget` tokens together and, if the step
-    decodes as well, of no more time than the batch's prefill limit."""
+    decodes as well, of no more time than the batch's prefill limit.
+
+    First come, first served; but a chunk that does not end its prompt leaves a quarter to those behind, so that a short
+    prompt does not wait for a long one to end, while no number of short ones takes more than that from a long one.
+    """
     chunks = []
     num_rows, context_ns = 0, 0.0
     limit = batch.prefill_limit if is_decoding else None
+    num_behind = sum(len(sequence.tokens) - start for sequence, start in prefilling)
     for sequence, start in prefilling:
-        count = min(len(sequence.tokens) - start, batch.limits.max_chunk, budget - num_rows)
+        num_left = len(sequence.tokens) - start
+        num_behind -= num_left
+        count = min(num_left, batch.limits.max_chunk, budget - num_rows)
         if limit is not None:
             count = limit.max_rows(count, start, num_rows, context_ns)
+        if count < num_left:
+            count -= min(count // 4, num_behind)
+        if limit is not None:
             context_ns += limit.context_ns(count, start)
         if count <= 0:
             break

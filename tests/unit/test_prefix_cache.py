@@ -13,7 +13,9 @@ from fakes.rig import GREEDY, Rig, Stream, running
 
 from kernels.philox import derive_key
 from kernels.sampling import Regime, SlotSampling
-from scheduler_service.request import FinishReason, SamplingOptions
+from scheduler_service.admission import Limits, accept_request
+from scheduler_service.batch import Batch
+from scheduler_service.request import FinishReason, GenerateSpec, SamplingOptions
 
 PROMPT = [1 + (7 * i) % 49 for i in range(18)]
 """Four full pages and two tokens."""
@@ -68,6 +70,32 @@ def test_a_stop_string_leaves_a_whole_turn_too() -> None:
         assert len(text) >= 7  # the first token and a block
         num_prefilled, _ = _prefill_of(rig, PROMPT + text + [3])
         assert num_prefilled == len(PROMPT) + len(text) + 1 - (len(PROMPT) + len(text) - 1) // PAGE_SIZE * PAGE_SIZE
+
+
+@pytest.mark.parametrize("num_tokens", range(2, 9))
+def test_what_a_block_holds_behind_the_stop_token_is_not_kept(num_tokens: int) -> None:
+    text = reference_text(PROMPT, num_tokens, GREEDY)
+    assert text.index(text[-1]) == num_tokens - 1
+    with running("static", fake_pair(quality=1.0)) as rig:
+        _, stream = _prefill_of(rig, PROMPT, 40, stop_token_ids=frozenset(text[-1:]))
+        assert stream.text() == text
+        assert rig.scheduler.load().num_cached_pages <= (len(PROMPT) + num_tokens) // PAGE_SIZE
+
+
+def test_a_last_ingest_is_worth_no_preemption() -> None:
+    limits = Limits(4, 64, 32, 4, PAGE_SIZE, 50, frozenset(), 5, 16)
+    batch = Batch(limits, "isolated")
+    for prompt in ([1] * 7, [2] * 3):
+        batch.enqueue(accept_request(GenerateSpec(str(prompt), prompt), limits, lambda event: None))
+    ended, running_on = batch.admit()
+    ended.tokens.append(3)
+    ended.computed = 8
+    batch.close(ended)
+    assert batch.closing == [ended]
+    batch.check_integrity()
+    assert batch.reserve_or_preempt(running_on, 4 * PAGE_SIZE)
+    assert (batch.running, batch.closing, batch.num_preemptions) == ([running_on], [], 0)
+    batch.check_integrity()
 
 
 @pytest.mark.parametrize("length", [PAGE_SIZE, 2 * PAGE_SIZE, 2 * PAGE_SIZE + 1])
