@@ -1,9 +1,6 @@
-"""Measures what steps cost, with real calls on borrowed slots and pages.
+"""Measures what steps cost, with real calls: `Step` of M token rows in R rows behind a context, `Draft` of D blocks.
 
-A context is computed and ingested once and shared by all slots, so that preparing the largest batch costs no more than
-the smallest. `Step` calls of M token rows in R rows and `Draft` calls of D blocks alternate over the same positions.
 Every repeat goes through all shapes in another order, so that a drift of the machine becomes noise, not a slope.
-Greedy: no draft distributions are written.
 """
 
 from __future__ import annotations
@@ -18,22 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.sampling import Regime, SlotSampling
 from scheduler_service.batch import Batch
+from scheduler_service.calibrate_probe import NUM_INGESTED, Probe
 from scheduler_service.cost_model import shown_sizes
 from scheduler_service.cost_model_fit import DraftPoint, StepPoint
-from scheduler_service.executor_types import DraftCall, StepCall
 from scheduler_service.executors import DrafterClient, VerifierClient
-from service_kit.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
 _LARGE = 16
-"""Sizes beyond it are measured last, as far as the time goes, and extrapolated if it does not."""
-_TOKEN = 1
-"""Any token will do."""
-_NUM_INGESTED = 2
-"""Positions that a drafted row ingests with a Draft call: about what a step commits."""
+"""Sizes up to it are measured in any case, larger ones as far as the time goes; beyond, costs are extrapolated."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +34,16 @@ class Effort:
     num_repeats: int
     budget_s: float
     """After this long no shape is measured that can be done without."""
+    every_large: int
+    """Of the numbers of token rows beyond `_LARGE`, every how many-th is tried."""
     context_lens: tuple[int, ...]
     """Ascending; capped by what fits."""
     num_row_counts: int
     """Row counts R tried for a number of token rows M, between whole windows and a row for each token; at least 2."""
 
 
-QUICK = Effort(3, 4.0, (64, 256), 2)
-THOROUGH = Effort(9, 120.0, (64, 256, 1024), 4)
+QUICK = Effort(3, 6.0, 2, (64, 256), 2)
+THOROUGH = Effort(9, 120.0, 1, (64, 256, 1024), 4)
 
 
 class Measurements(NamedTuple):
@@ -63,7 +56,7 @@ class Measurements(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What to time: a `Step`, and behind it, if `num_drafted`, a `Draft` of the same rows with each block length."""
+    """What to time: a `Step`, and behind it, if `is_drafted`, a `Draft` of the same rows with each block length."""
 
     context_len: int
     num_rows: int
@@ -84,30 +77,32 @@ def measure_costs(
 
     Raises ConfigurationError if not even a page of context and a block fit.
     """
-    probe = _Probe(batch, verifier, drafter, step_ids, effort.context_lens)
+    probe = Probe(batch, verifier, drafter, step_ids, effort.context_lens)
     step_ns: dict[tuple[int, int, float], list[float]] = defaultdict(list)
     draft_ns: dict[tuple[int, int], list[float]] = defaultdict(list)
     started = time.monotonic()
     try:
         probe.prepare()
         shapes = _shapes(probe, effort)
-        stages = [[shape for shape in shapes if (shape.num_tokens > _LARGE) is is_large] for is_large in (False, True)]
+        small, large = (
+            [each for each in shapes if (each.num_tokens > _LARGE) is is_large] for is_large in (False, True)
+        )
         num_done, num_all = 0, effort.num_repeats * len(shapes)
-        for stage in stages:
-            for repeat in range(effort.num_repeats):
-                for index in np.random.default_rng(repeat).permutation(len(stage)):
-                    shape = stage[index]
-                    num_done += 1
-                    elapsed = time.monotonic() - started
-                    if (repeat or shape.num_tokens > _LARGE) and elapsed > effort.budget_s:
-                        continue
-                    on_progress(max(num_done / num_all, min(1.0, elapsed / effort.budget_s)))
-                    probe.use_context(shape.context_len)
-                    step_ns[probe.key_of(shape)].append(probe.timed_step(shape.num_rows, shape.num_tokens))
-                    if shape.is_drafted:
-                        for block_len in block_lens:
-                            key = (shape.num_rows, block_len)
-                            draft_ns[key].append(probe.timed_draft(shape.num_rows, shape.num_tokens, block_len))
+        for number, wanted in enumerate([small, large, *[shapes] * (effort.num_repeats - 1)]):
+            for index in np.random.default_rng(number).permutation(len(wanted)):
+                elapsed = time.monotonic() - started
+                if number and elapsed > effort.budget_s:
+                    break
+                shape = wanted[index]
+                num_done += 1
+                on_progress(max(num_done / num_all, min(1.0, elapsed / effort.budget_s)))
+                probe.use_context(shape.context_len)
+                step_ns[probe.key_of(shape.num_rows, shape.num_tokens, shape.context_len)].append(
+                    probe.timed_step(shape.num_rows, shape.num_tokens)
+                )
+                for block_len in block_lens if shape.is_drafted else ():
+                    key = (shape.num_rows, block_len)
+                    draft_ns[key].append(probe.timed_draft(shape.num_rows, shape.num_tokens, block_len))
     finally:
         probe.release()
     on_progress(1.0)
@@ -125,142 +120,19 @@ def measure_costs(
     )
 
 
-def _shapes(probe: _Probe, effort: Effort) -> list[_Shape]:
+def _shapes(probe: Probe, effort: Effort) -> list[_Shape]:
     shapes = []
+    sizes = shown_sizes(probe.max_tokens)
+    large = [size for size in sizes if size > _LARGE]
+    sizes = sizes[: len(sizes) - len(large)] + large[effort.every_large - 1 :: effort.every_large]
     for context_len in probe.context_lens:
-        for num_tokens in shown_sizes(probe.max_tokens):
+        for num_tokens in sizes:
             fewest, most = -(-num_tokens // probe.row_len), min(num_tokens, probe.num_slots)
             counts = {round(count) for count in np.geomspace(fewest, most, effort.num_row_counts)}
             shapes += [_Shape(context_len, num_rows, num_tokens, False) for num_rows in sorted(counts)]
     # δ has no term for context: it is measured at a usual one.
     usual = probe.context_lens[len(probe.context_lens) // 2]
     for num_rows in shown_sizes(probe.num_slots):
-        num_tokens = min(num_rows * _NUM_INGESTED, probe.max_tokens)
+        num_tokens = min(num_rows * NUM_INGESTED, probe.max_tokens)
         shapes.append(_Shape(usual, num_rows, num_tokens, True))
     return shapes
-
-
-class _Probe:
-    """Issues calls of a given shape over slots that share one context."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        verifier: VerifierClient,
-        drafter: DrafterClient,
-        step_ids: Iterator[int],
-        context_lens: Sequence[int],
-    ) -> None:
-        self._batch, self._verifier, self._drafter, self._step_ids = batch, verifier, drafter, step_ids
-        self._round = self._last_step_id = self._context_len = 0
-        limits = batch.limits
-        self.row_len = limits.block_size + 1
-        room = self.row_len + _NUM_INGESTED
-        tail = batch.pages.pages_for(room)
-        self.num_slots = min(limits.max_num_seqs, (limits.num_pages - 1) // tail)
-        self.max_tokens = min(limits.max_batch_tokens, self.num_slots * self.row_len)
-        longest = min(limits.max_model_len - room, (limits.num_pages - self.num_slots * tail) * limits.page_size)
-        whole = [min(length, longest) // limits.page_size * limits.page_size for length in context_lens]
-        self.context_lens = sorted({length for length in whole if length > 0})  # whole pages can be shared
-        if not self.context_lens or self.num_slots < 1:
-            raise ConfigurationError(
-                f"verify_mode compact measures what steps cost on a context of {limits.page_size} tokens and a block: "
-                f"raise max_model_len to {limits.page_size + room} and kv_memory to hold as much, or use static"
-            )
-        self._context_pages = batch.pages.allocate(self.context_lens[-1] // limits.page_size)
-        self._own_pages = [batch.pages.allocate(tail) for _ in range(self.num_slots)]
-        for slot in range(self.num_slots):
-            for updates in (batch.verifier_updates, batch.drafter_updates):
-                updates.admit(slot, SlotSampling(Regime.GREEDY))
-
-    def prepare(self) -> None:
-        """Computes and ingests the context; first calls warm both executors up."""
-        self._set_context(self.context_lens[-1])
-        chunk = min(self._batch.limits.max_chunk, self._batch.limits.max_batch_tokens)
-        for start in range(0, self._context_len, chunk):
-            count = min(chunk, self._context_len - start)
-            self._step([count], start=start, emits=False)
-            self._draft([], ingests=[0], start=start, count=count, block_len=1)
-        self._step([1], start=self._context_len, emits=True)
-        self._draft([0], ingests=[], start=self._context_len, count=0, block_len=self._batch.limits.block_size)
-
-    def use_context(self, context_len: int) -> None:
-        """Lets rows begin behind so many positions; a call that is not timed carries the page tables."""
-        if context_len != self._context_len:
-            self._set_context(context_len)
-            self._step([1], start=context_len, emits=True)
-            self._draft([0], ingests=[], start=context_len, count=0, block_len=self._batch.limits.block_size)
-
-    def _set_context(self, context_len: int) -> None:
-        self._context_len = context_len
-        shared = self._context_pages[: context_len // self._batch.limits.page_size]
-        for slot, own in enumerate(self._own_pages):
-            for updates in (self._batch.verifier_updates, self._batch.drafter_updates):
-                updates.set_pages(slot, 0, shared + own)
-
-    def key_of(self, shape: _Shape) -> tuple[int, int, float]:
-        """R, M and C of the step."""
-        own = sum(length * (length - 1) // 2 for length in _row_lens(shape.num_rows, shape.num_tokens))
-        return shape.num_rows, shape.num_tokens, float(shape.num_tokens * shape.context_len + own)
-
-    def timed_step(self, num_rows: int, num_tokens: int) -> float:
-        """Nanoseconds of one `Step`, its rows as long as each other."""
-        started = time.perf_counter_ns()
-        self._step(_row_lens(num_rows, num_tokens), start=self._context_len, emits=True)
-        return float(time.perf_counter_ns() - started)
-
-    def timed_draft(self, num_rows: int, num_tokens: int, block_len: int) -> float:
-        """Nanoseconds of one `Draft` behind that step: ingests positions that every row has computed, then drafts."""
-        count = min(num_tokens // num_rows, _NUM_INGESTED)
-        slots = list(range(num_rows))
-        started = time.perf_counter_ns()
-        self._draft(slots, ingests=slots, start=self._context_len, count=count, block_len=block_len)
-        return float(time.perf_counter_ns() - started)
-
-    def _step(self, row_lens: list[int], *, start: int, emits: bool) -> None:
-        self._last_step_id = next(self._step_ids)
-        self._verifier.send(
-            StepCall(
-                step_id=self._last_step_id,
-                updates=self._batch.verifier_updates.take(),
-                row_slots=list(range(len(row_lens))),
-                row_starts=[start] * len(row_lens),
-                row_num_tokens=row_lens,
-                row_num_drafts=[length - 1 if emits else 0 for length in row_lens],
-                row_emits=[emits] * len(row_lens),
-                row_rounds=[self._round] * len(row_lens),
-                token_ids=[_TOKEN] * sum(row_lens),
-            )
-        )
-        self._verifier.receive()
-
-    def _draft(self, slots: list[int], *, ingests: list[int], start: int, count: int, block_len: int) -> None:
-        self._round += 1
-        call = DraftCall(
-            step_id=next(self._step_ids),
-            updates=self._batch.drafter_updates.take(),
-            ingest_slots=ingests,
-            ingest_starts=[start] * len(ingests),
-            ingest_counts=[count] * len(ingests),
-            ingest_oldest_step_ids=[self._last_step_id] * len(ingests),
-            ingest_newest_step_ids=[self._last_step_id] * len(ingests),
-            row_slots=slots,
-            row_anchor_ids=[_TOKEN] * len(slots),
-            row_anchor_positions=[start + count] * len(slots),
-            row_rounds=[self._round] * len(slots),
-            num_draft_tokens=block_len,
-        )
-        self._drafter.send(call)
-        self._drafter.receive(call)
-
-    def release(self) -> None:
-        """Returns what was borrowed; the executors hear of it with the first real call."""
-        self._batch.pages.free(self._context_pages + [page for own in self._own_pages for page in own])
-        for slot in range(self.num_slots):
-            self._batch.verifier_updates.release(slot)
-            self._batch.drafter_updates.release(slot)
-
-
-def _row_lens(num_rows: int, num_tokens: int) -> list[int]:
-    shortest, num_longer = divmod(num_tokens, num_rows)
-    return [shortest + (row < num_longer) for row in range(num_rows)]

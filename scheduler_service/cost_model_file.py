@@ -37,8 +37,10 @@ class StoredCosts(NamedTuple):
     prefill: PrefillCosts
 
 
-def fingerprint_of(target: VerifierInfo, drafter: DrafterInfo | None, limits: Limits, calls: str) -> dict[str, str]:
-    """Fingerprint of an engine; `calls`: how its executors are called, in words."""
+def fingerprint_of(
+    target: VerifierInfo, drafter: DrafterInfo | None, limits: Limits, *, is_one_process: bool
+) -> dict[str, str]:
+    """Fingerprint of an engine; `is_one_process`: its executors share a process."""
     found = {
         "target": f"{target.model} {target.fingerprint}".strip(),
         "target weight format": target.weight_format,
@@ -57,7 +59,7 @@ def fingerprint_of(target: VerifierInfo, drafter: DrafterInfo | None, limits: Li
         "max_num_seqs": str(limits.max_num_seqs),
         "max_batch_tokens": str(limits.max_batch_tokens),
         "page size": str(limits.page_size),
-        "calls": calls,
+        "processes": "one" if is_one_process else "one each",
         "libraries": ", ".join(f"{name} {metadata.version(name)}" for name in _LIBRARIES),
         "code": _code_digest(),
     }

@@ -19,6 +19,7 @@ from scheduler_service.cost_model_file import (
     save_costs,
 )
 from scheduler_service.cost_model_fit import fit_costs
+from scheduler_service.cost_progress import log_progress
 from scheduler_service.executor_types import DrafterInfo, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
 from service_kit.errors import ConfigurationError
@@ -55,7 +56,7 @@ class CostSource:
                 return costs
             except ConfigurationError as error:
                 log.warning("measuring again: %s", error)
-        costs, _ = self.measure(QUICK, _log_progress())
+        costs, _ = self.measure(QUICK, log_progress())
         if path is not None:
             try:
                 save_costs(path, fingerprint, costs)
@@ -84,19 +85,3 @@ class CostSource:
         prefill = measure_prefill(self.batch, self.verifier, self.step_ids)
         log.info("prefill costs: %s", prefill)
         return StoredCosts(model, prefill), measured
-
-
-PROGRESS_WORDS = "measuring what steps cost"
-"""Begins the log lines that tell how far a start has got."""
-
-
-def _log_progress() -> Callable[[float], None]:
-    told = -1
-
-    def tell(share: float) -> None:
-        nonlocal told
-        if int(4 * share) > told:
-            told = int(4 * share)
-            log.info("%s, once for this engine: %d %%", PROGRESS_WORDS, 25 * told)
-
-    return tell

@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
@@ -26,18 +26,19 @@ from service_kit.rpc import CONTRACT_VERSION
 log = logging.getLogger(__name__)
 
 
-def build_scheduler(
-    settings: SchedulerSettings,
-    verifier_transport: Any,
-    drafter_transport: Any | None,
-    cache_dir: Path | None = None,
-) -> Scheduler:
-    """Attaches both executors, loads or measures what steps cost, and starts the step thread.
+class Engine(NamedTuple):
+    """Both executors, attached to one session."""
 
-    `drafter_transport` is not touched when verify_mode is off. Measured costs are kept in `cache_dir`, if given. Raises
-    ConfigurationError in words: executors of another contract, a drafter made for another target, sizes that do not
-    fit, or a cost file of another engine.
-    """
+    verifier: VerifierClient
+    target: VerifierInfo
+    drafter: DrafterClient | None
+    """None when verify_mode is off."""
+    drafter_info: DrafterInfo | None
+    limits: Limits
+
+
+def attach_engine(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Engine:
+    """Starts a session on both executors. Raises ConfigurationError as `build_scheduler` does."""
     verifier = VerifierClient(verifier_transport, settings.step_timeout_s)
     target = verifier.info()
     _check_contract("verifier", target.contract_version)
@@ -52,6 +53,22 @@ def build_scheduler(
         check_compatibility(target, drafter_info)
     limits = compute_limits(settings, target, drafter_info)
     _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
+    return Engine(verifier, target, drafter, drafter_info, limits)
+
+
+def build_scheduler(
+    settings: SchedulerSettings,
+    verifier_transport: Any,
+    drafter_transport: Any | None,
+    cache_dir: Path | None = None,
+) -> Scheduler:
+    """Attaches both executors, loads or measures what steps cost, and starts the step thread.
+
+    `drafter_transport` is not touched when verify_mode is off. Measured costs are kept in `cache_dir`, if given. Raises
+    ConfigurationError in words: executors of another contract, a drafter made for another target, sizes that do not
+    fit, or a cost file of another engine.
+    """
+    verifier, target, drafter, drafter_info, limits = attach_engine(settings, verifier_transport, drafter_transport)
     batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
     costs: OnlineCosts | None = None
@@ -60,8 +77,8 @@ def build_scheduler(
         source = CostSource(batch, verifier, target, step_ids)
         if has_schedule:
             source.drafter, source.drafter_info = drafter, drafter_info
-        calls = "in one process" if isinstance(verifier_transport, InProcessTransport) else "over sockets"
-        fingerprint = fingerprint_of(target, source.drafter_info, limits, calls)
+        is_local = isinstance(verifier_transport, InProcessTransport)
+        fingerprint = fingerprint_of(target, source.drafter_info, limits, is_one_process=is_local)
         stored = source.obtain(fingerprint, cache_dir, settings.cost_file if has_schedule else None)
         costs = OnlineCosts(stored.model) if stored.model is not None else None
         if settings.max_prefill_decode_steps:

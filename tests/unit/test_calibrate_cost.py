@@ -60,7 +60,7 @@ def test_measured_and_everything_given_back(limits: dict[str, int], contexts: se
     batch = _batch(**limits)
     source, (verifier, drafter) = _source(batch)
     shares: list[float] = []
-    costs, measured = source.measure(Effort(2, 60.0, (4, 52), 2), shares.append)
+    costs, measured = source.measure(Effort(2, 60.0, 1, (4, 52), 2), shares.append)
     assert costs.model is not None
     assert measured is not None
     assert shares == sorted(shares)
@@ -82,9 +82,20 @@ def test_measured_and_everything_given_back(limits: dict[str, int], contexts: se
     assert slots == list(range(max(point.num_drafted for point in measured.drafts)))
 
 
+def test_without_time_small_sizes_are_measured_once_and_large_ones_extrapolated() -> None:
+    source, _ = _source(_batch())
+    costs, measured = source.measure(Effort(5, 1e-6, 1, (4,), 2), lambda share: None)
+    assert measured is not None
+    assert costs.model is not None
+    assert max(point.num_tokens for point in measured.steps) == 16
+    assert {point.num_drafted for point in measured.drafts} == {1, 2, 3, 4}
+    assert measured.spread == 0.0  # one measurement of each shape
+    assert costs.model.token_ns.size == 25
+
+
 def test_context_is_counted_where_it_is_read() -> None:
     source, (verifier, _) = _source(_batch())
-    _, measured = source.measure(Effort(1, 60.0, (4,), 2), lambda share: None)
+    _, measured = source.measure(Effort(1, 60.0, 1, (4,), 2), lambda share: None)
     assert measured is not None
     # 3 tokens in one row behind 4 positions read 4, 5 and 6; in three rows 4 each.
     read = {point.num_rows: point.num_context for point in measured.steps if point.num_tokens == 3}

@@ -29,7 +29,7 @@ COSTS = StoredCosts(
 
 
 def _fingerprint(target: VerifierInfo = TARGET, drafter: DrafterInfo | None = DRAFTER, **limits: Any) -> dict[str, str]:
-    return fingerprint_of(target, drafter, replace(LIMITS, **limits), "over sockets")
+    return fingerprint_of(target, drafter, replace(LIMITS, **limits), is_one_process=False)
 
 
 @pytest.mark.parametrize("model", [COSTS.model, None])
