@@ -34,6 +34,7 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices,
+        isolation_key=request.isolation_key,
     )
 
 
@@ -53,6 +54,7 @@ def response_from_pb(response: scheduler_pb2.GenerateResponse) -> Tokens | Summa
         num_prompt_tokens=summary.num_prompt_tokens,
         error=summary.error,
         speculation_off_reason=summary.speculation_off_reason,
+        num_cached_tokens=summary.num_cached_tokens,
     )
 
 

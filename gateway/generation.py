@@ -56,6 +56,8 @@ class End:
     choices: tuple[ChoiceStats, ...]
     """Empty when the scheduler did not say."""
     speculation_off_reason: str
+    num_cached_tokens: int
+    """Prompt tokens that were in the prefix cache."""
 
 
 class Generation:
@@ -92,7 +94,10 @@ class Generation:
                             await self._scheduler.abort(self.request.request_id, message.choice, "stop")
             if summary is not None and None in self._reasons:
                 raise GenerationFailedError(summary.error or "the server aborted this request")
-            yield End(summary.choices if summary else (), summary.speculation_off_reason if summary else "")
+            if summary is None:
+                yield End((), "", 0)
+            else:
+                yield End(summary.choices, summary.speculation_off_reason, summary.num_cached_tokens)
         finally:
             self.cancel()
             self._report()
@@ -173,14 +178,14 @@ class TextGenerator:
             raise UnknownModelError(f"model {name[:200]!r} does not exist; served: {served}", field="model")
         return name
 
-    async def start_chat(self, request: ChatRequest) -> Generation:
-        """Admits a chat. Raises a ServiceError when it is refused."""
+    async def start_chat(self, request: ChatRequest, isolation_key: bytes) -> Generation:
+        """Admits a chat of the caller that `isolation_key` stands for. Raises a ServiceError when it is refused."""
         info = self._prepare(request, "chat")
         messages, variables = request.template_messages(), request.template_variables()
         token_ids = await self._in_thread(lambda: self._encoder.encode_chat(messages, variables))
-        return await self._start(request, info, token_ids, "messages")
+        return await self._start(request, info, token_ids, "messages", isolation_key)
 
-    async def start_completions(self, request: CompletionRequest) -> list[Generation]:
+    async def start_completions(self, request: CompletionRequest, isolation_key: bytes) -> list[Generation]:
         """Admits every prompt, or none of them. Raises a ServiceError when one is refused."""
         info = self._prepare(request, "text_completion")
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
@@ -189,7 +194,7 @@ class TextGenerator:
         async with AsyncExitStack() as undo:
             generations = []
             for token_ids in prompts:
-                generations.append(await self._start(request, info, token_ids, "prompt"))
+                generations.append(await self._start(request, info, token_ids, "prompt", isolation_key))
                 undo.callback(generations[-1].cancel)
             undo.pop_all()
         return generations
@@ -224,7 +229,9 @@ class TextGenerator:
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _start(self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str) -> Generation:
+    async def _start(
+        self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str, isolation_key: bytes
+    ) -> Generation:
         num_prompt = len(token_ids)
         if num_prompt == 0:
             raise InvalidRequestError(f"{field}: the prompt has no tokens", field=field)
@@ -249,6 +256,7 @@ class TextGenerator:
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
+            isolation_key=isolation_key,
         )
         stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
         detokenizers = [

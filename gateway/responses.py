@@ -66,6 +66,7 @@ class Answer:
         self._info = info
         self._num_choices = generations[0].request.num_choices
         self._num_prompt = sum(len(g.request.prompt_token_ids) for g in generations)
+        self._num_cached = 0
         self._num_tokens = [0] * (len(generations) * self._num_choices)
         self._with_ids = bool(request.return_token_ids)
         self._with_pieces = request.dspark is not None and request.dspark.pieces
@@ -85,6 +86,7 @@ class Answer:
             async for prompt, item in events:
                 if isinstance(item, End):
                     end = item
+                    self._num_cached += item.num_cached_tokens
                     continue
                 choice = choices[self._count(prompt, item)]
                 choice.text += item.text
@@ -110,6 +112,7 @@ class Answer:
             async for prompt, item in events:
                 if isinstance(item, End):
                     end = item
+                    self._num_cached += item.num_cached_tokens
                     continue
                 index = self._count(prompt, item)
                 if not item.text and item.finish_reason is None and not sends_empty:
@@ -178,7 +181,7 @@ class Answer:
             "prompt_tokens": self._num_prompt,
             "completion_tokens": num_tokens,
             "total_tokens": self._num_prompt + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
         }
 
     def _statistics(self, end: End | None) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class TokenRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1
+    isolation_key: bytes = b""
+    """Stands for the caller: prompts are cached for each apart."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Summary:
     num_prompt_tokens: int
     error: str = ""
     speculation_off_reason: str = ""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were in the prefix cache."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class ScriptedScheduler:
         """Raised after the first step."""
         self.error = ""
         """Ends the request with FINISH_REASON_ERROR after the first step."""
+        self.num_cached_tokens = 0
         self.is_endless = False
         self.step_s = 0.0
         self.first_step_s = 0.0
@@ -139,7 +140,10 @@ class ScriptedScheduler:
             for choice, count in counts.items()
         ]
         summary = scheduler_pb2.GenerateSummary(
-            choices=choices, num_prompt_tokens=len(request.prompt_token_ids), error=self.error
+            choices=choices,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            error=self.error,
+            num_cached_tokens=self.num_cached_tokens,
         )
         return scheduler_pb2.GenerateResponse(summary=summary)
 

@@ -157,6 +157,7 @@ def test_text_over_grpc(gateway: GatewayHarness) -> None:
         assert summary.num_completion_tokens == len("Hello, wor")
         assert summary.speculation.num_steps == 2
         assert gateway.scheduler.requests[-1].sampling.seed == 3
+        assert len(gateway.scheduler.requests[-1].isolation_key) == 16
         replies = list(
             stub.GenerateText(gateway_pb2.GenerateTextRequest(prompt="a", max_tokens=2), metadata=metadata("key"))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -398,3 +399,30 @@ def test_every_route_needs_a_key_except_health(model_dir: Path) -> None:
         assert gateway.get("/version", headers={"Authorization": "Bearer k3"}).status_code == 401
         for key in ("k1", "k2"):
             assert gateway.get("/version", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_each_api_key_has_an_isolation_key_that_does_not_tell_it(model_dir: Path) -> None:
+    seen = []
+    with GatewayHarness(model_dir, api_keys="k1,k2") as gateway:
+        gateway.wait_ready()
+        for key in ("k1", "k2", "k1"):
+            headers = {"Authorization": f"Bearer {key}"}
+            chat = {"messages": [{"role": "user", "content": "Hi"}]}
+            assert gateway.post("/v1/chat/completions", chat, headers=headers).status_code == 200
+            assert gateway.post("/v1/completions", {"prompt": ["a", "b"]}, headers=headers).status_code == 200
+            sent = {request.isolation_key for request in gateway.scheduler.requests[-3:]}
+            assert len(sent) == 1
+            seen += sent
+    assert seen[0] == seen[2] != seen[1]
+    assert all(len(key) == 16 for key in seen)
+    assert hashlib.sha256(b"k1").digest()[:16] != seen[0]
+
+
+def test_tokens_found_in_the_prefix_cache_are_told(gateway: GatewayHarness) -> None:
+    gateway.scheduler.num_cached_tokens = 16
+    assert gateway.chat().json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    two = gateway.post("/v1/completions", {"prompt": ["a", "b"]}).json()
+    assert two["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+    (*_, last) = events(gateway.chat(stream=True, stream_options={"include_usage": True}))
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert gateway.scheduler.requests[-1].isolation_key == b""
