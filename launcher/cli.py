@@ -21,7 +21,10 @@ class VerifyMode(str, Enum):
 
     off = "off"
     static = "static"
+    fixed = "fixed"
+    threshold = "threshold"
     compact = "compact"
+    cap_accept = "cap-accept"
 
 
 class Trace(str, Enum):

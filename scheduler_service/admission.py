@@ -68,6 +68,7 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
         max_tokens=room if spec.max_tokens is None else min(spec.max_tokens, room),
         stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | limits.eos_token_ids,
         sink=sink,
+        max_draft_tokens=spec.max_draft_tokens,
         isolation_key=spec.isolation_key,
         reuses_prefix=not spec.bypass_prefix_cache,
         arrived_s=time.monotonic(),

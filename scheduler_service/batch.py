@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from scheduler_service.admission import Limits
+from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.pages import PageAllocator
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.prefix_cache import PrefixCache, PrefixCacheMode
@@ -35,6 +36,7 @@ class Batch:
         self.waiting: deque[list[Sequence]] = deque()
         """Groups that must be admitted together: the choices of a new request, or one preempted choice."""
         self.num_preemptions = 0
+        self.draft_gate: DraftGate = OpenGate(limits.block_size)
         self.prefill_limit: PrefillLimit | None = None
         """None: prefill is bounded by tokens alone."""
 

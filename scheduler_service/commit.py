@@ -9,6 +9,7 @@ from collections.abc import Callable
 from scheduler_service.batch import Batch
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import PlannedRow
+from scheduler_service.policy import commit_cut
 from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Committer:
             raise ValueError(
                 f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
             )
+        ledger.num_uncut_accepted += num_accepted
+        num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
             ledger.num_prefill_tokens += row.num_tokens
         if sequence.computed == sequence.ingested:
@@ -69,6 +72,7 @@ class Committer:
         else:
             self._end(sequence, reason)
 
+
     def fail_row(self, row: PlannedRow, reason: str) -> None:
         """The verifier could not serve the row: nothing is committed; it is retried once, without drafts."""
         sequence = row.sequence
@@ -97,7 +101,7 @@ class Committer:
         request = sequence.request
         if any(other.finish_reason is None for other in request.choices):
             return
-        self._deliver(sequence, request.summary(self._speculation_off_reason))
+        self._deliver(sequence, request.summary(self._speculation_off_reason, self._batch.draft_gate.off_reason))
         self._on_request_end(request)
         log.info(
             "request %r ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",

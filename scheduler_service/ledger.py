@@ -15,9 +15,19 @@ class Ledger:
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
+    """Drafts committed."""
+    num_uncut_accepted: int = 0
+    """Drafts that the verifier accepted: in `cap-accept`, also those beyond the window that is committed."""
     num_verify_rows: int = 0
     """Emitting row-steps after the first token: the denominator of the accepted length."""
     num_prefill_tokens: int = 0
+    num_invalid_confidences: int = 0
+    """Windows that ended early by a confidence that was NaN or outside [0, 1]."""
+    num_drafted_steps: int = 0
+    predicted_gain_ns: int = 0
+    """Time that drafting was expected to save against plain decoding, when it was decided on."""
+    measured_gain_ns: int = 0
+    """Time that it saved by what drafted steps took and brought; below 0 if it lost."""
     step_ns: int = 0
     """Wall time of whole steps."""
     draft_call_ns: int = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels.sampling import SlotSampling
+from scheduler_service.draft_history import RowHistory
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -51,6 +52,8 @@ class GenerateSpec:
     """Prefixes are reused among requests with the same key only, unless the operator shares across keys."""
     bypass_prefix_cache: bool = False
     """Compute every prompt position."""
+    max_draft_tokens: int | None = None
+    """Most drafts verified in a step; 0 makes none, None asks for nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class ChoiceSummary:
     num_accepted: int
     accepted_histogram: tuple[int, ...]
     """Entry k counts the steps that accepted exactly k drafts; block_size + 1 entries."""
+    num_drafted_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,13 @@ class Sequence:
     """Whether the next step must not draft: the last one failed for this row."""
     num_failures: int = 0
     """Steps that failed in a row."""
+    history: RowHistory | None = None
+    """What came of its drafts, where the draft gate decides by that."""
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
     finish_reason: FinishReason | None = None
     num_steps: int = 0
+    num_drafted_steps: int = 0
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
@@ -170,6 +177,7 @@ class Sequence:
             self.num_verified,
             self.num_accepted,
             tuple(self.accepted_histogram),
+            self.num_drafted_steps,
         )
 
 
@@ -193,6 +201,8 @@ class Request:
     """Trace span, when this request is traced."""
     is_queued: bool = True
     """Whether it still counts against the bounded queue: not admitted yet."""
+    max_draft_tokens: int | None = None
+    """None: no limit of its own."""
     isolation_key: bytes = b""
     reuses_prefix: bool = True
     num_cached_tokens: int | None = None
@@ -200,12 +210,19 @@ class Request:
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
-    def summary(self, speculation_off_reason: str) -> Summary:
-        """The end of the request. `speculation_off_reason` holds for the whole engine; choices have their own."""
+    def summary(self, speculation_off_reason: str, gate_off_reason: str = "") -> Summary:
+        """The end of the request.
+
+        `speculation_off_reason` holds for the whole engine, `gate_off_reason` is why a row that could be drafted was
+        not; choices have their own.
+        """
         reason = ""
         if not any(sequence.num_drafted for sequence in self.choices):
+            asked = "the request asked for no drafts" if self.max_draft_tokens == 0 else ""
             lost = next((sequence.context_lost for sequence in self.choices if sequence.context_lost), "")
-            reason = speculation_off_reason or lost or "the answer ended before a draft was possible"
+            was_possible = any(sequence.num_steps > 1 for sequence in self.choices)
+            reason = speculation_off_reason or asked or lost or (gate_off_reason if was_possible else "")
+            reason = reason or "the answer ended before a draft was possible"
         choices = tuple(sequence.summary() for sequence in self.choices)
         return Summary(choices, len(self.prompt), self.error, reason, self.num_cached_tokens or 0)
 

@@ -146,7 +146,14 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         num_choices=request.num_choices or 1,
         isolation_key=request.isolation_key,
         bypass_prefix_cache=request.bypass_prefix_cache,
+        max_draft_tokens=_max_draft_tokens(request.speculation),
     )
+
+
+def _max_draft_tokens(speculation: pb.SpeculationParams) -> int | None:
+    if speculation.HasField("enabled") and not speculation.enabled:
+        return 0
+    return speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else None
 
 
 def _event_to_pb(event: Event) -> pb.GenerateResponse:
@@ -181,4 +188,5 @@ def _choice_to_pb(choice: ChoiceSummary) -> pb.ChoiceSummary:
         num_verified=choice.num_verified,
         num_accepted=choice.num_accepted,
         accepted_histogram=choice.accepted_histogram,
+        num_drafted_steps=choice.num_drafted_steps,
     )

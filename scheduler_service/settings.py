@@ -28,8 +28,25 @@ class SchedulerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DSPARK_SCHEDULER_", frozen=True, extra="forbid")
 
-    verify_mode: Literal["off", "static", "compact"] = "compact"
-    """off: plain decoding, the drafter is never called. static: verify whole blocks. compact: scheduled lengths."""
+    verify_mode: Literal["off", "static", "fixed", "threshold", "compact", "cap-accept"] = "compact"
+    """off: plain decoding, the drafter is never called. compact: drafts verified where that pays, none drafted where it
+    does not. For comparison: static verifies whole blocks, fixed `fixed_window` drafts of each, threshold up to the first
+    confidence below `confidence_threshold`; cap-accept verifies whole blocks and commits what compact would have."""
+    lossless_rule: Literal["causal", "lagged"] = "causal"
+    """How compact chooses lengths without looking at what they decide about. causal: drafts in the order of their
+    survival until one more does not pay. lagged: the number of drafts from older confidences."""
+    budget_lag: int = Field(1, ge=1)
+    """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
+    fixed_window: int = Field(1, ge=1)
+    """Drafts of each row that fixed drafts and verifies; at most the drafter's block."""
+    confidence_threshold: float = Field(0.5, ge=0, le=1)
+    """Least confidence that threshold verifies."""
+    guard: bool = True
+    """Whether compact and cap-accept draft only what pays by earlier steps, as many slots as pay; else every row whole."""
+    guard_probe_share: float = Field(0.01, ge=0, le=1)
+    """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
+    guard_margin: float = Field(0.02, ge=0)
+    """Least gain for which the guard lets a step draft, as a share of a plain step."""
     speculation_off_reason: str = ""
     """Why verify_mode is off, told to clients (e.g. that no drafter fits the target)."""
     max_num_seqs: int = Field(16, ge=1, le=1024)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
+from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_file import fingerprint_of
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.cost_model_start import CostSource
+from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
-from scheduler_service.policy import create_policy, needs_costs
+from scheduler_service.guard import Guard, GuardOptions
+from scheduler_service.policy import PolicyOptions, create_policy, needs_costs
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.service import ModelInfo, Scheduler
 from scheduler_service.settings import SchedulerSettings
@@ -72,6 +75,7 @@ def build_scheduler(
     batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
     costs: OnlineCosts | None = None
+    stored_model: CostModel | None = None
     has_schedule = drafter is not None and needs_costs(settings.verify_mode)
     if has_schedule or settings.max_prefill_decode_steps:
         source = CostSource(batch, verifier, target, step_ids)
@@ -80,7 +84,8 @@ def build_scheduler(
         is_local = isinstance(verifier_transport, InProcessTransport)
         fingerprint = fingerprint_of(target, source.drafter_info, limits, is_one_process=is_local)
         stored = source.obtain(fingerprint, cache_dir, settings.cost_file if has_schedule else None)
-        costs = OnlineCosts(stored.model) if stored.model is not None else None
+        stored_model = stored.model
+        costs = OnlineCosts(stored_model) if stored_model is not None else None
         if settings.max_prefill_decode_steps:
             batch.prefill_limit = PrefillLimit(stored.prefill, settings.max_prefill_decode_steps)
     off_reason = (settings.speculation_off_reason or "verify_mode is off") if drafter is None else ""
@@ -92,8 +97,13 @@ def build_scheduler(
         sampling_defaults=target.sampling_defaults,
         inexact_reason=target.inexact_reason,
     )
+    if drafter_info is not None:
+        batch.draft_gate = _draft_gate(settings, drafter_info, stored_model)
     scheduler = Scheduler(settings, limits, info, batch)
-    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs), step_ids)
+    options = PolicyOptions(
+        settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
+    )
+    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs, options), step_ids, costs)
     log.info(
         "serving %s: %s, %d slots, context %d, %d pages of %d positions",
         target.model,
@@ -104,6 +114,22 @@ def build_scheduler(
         limits.page_size,
     )
     return scheduler
+
+
+def _draft_gate(settings: SchedulerSettings, drafter: DrafterInfo, model: CostModel | None) -> DraftGate:
+    """Who decides what is drafted."""
+    if model is not None and settings.guard:
+        sizes = {*drafter.elastic_block_sizes, drafter.block_size}
+        return Guard(model, sorted(sizes), GuardOptions(settings.guard_probe_share, settings.guard_margin))
+    if settings.verify_mode == "fixed":
+        if settings.fixed_window > drafter.block_size:
+            raise ConfigurationError(
+                f"fixed_window {settings.fixed_window} is more than the {drafter.block_size} drafts of a block: lower "
+                f"DSPARK_SCHEDULER_FIXED_WINDOW to {drafter.block_size}",
+                field="fixed_window",
+            )
+        return OpenGate(settings.fixed_window)
+    return OpenGate(drafter.block_size)
 
 
 def _check_contract(name: str, version: int) -> None:

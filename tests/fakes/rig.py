@@ -103,6 +103,7 @@ def running(
     """A scheduler that is stopped at the end, after its integrity was checked (unless its loop is meant to fail)."""
     verifier, drafter = pair or fake_pair()
     values = {"verify_mode": mode, "max_num_seqs": 4, "max_batch_tokens": 48, "kv_memory": 96_000, **settings}
+    values.setdefault("guard", False)  # whether drafting pays is no matter of the fakes' times
     values.setdefault("max_prefill_decode_steps", 0)  # no calls before the first request
     scheduler = build_scheduler(
         SchedulerSettings(**values),

@@ -107,7 +107,7 @@ def test_the_last_prompt_token_is_always_computed(length: int) -> None:
         assert stream.text() == reference_text(PROMPT[:length], 8, GREEDY)
 
 
-@pytest.mark.parametrize("mode", ["static", "compact"])
+@pytest.mark.parametrize("mode", ["static", "fixed"])  # whose windows do not depend on measured times
 @pytest.mark.parametrize("sampling", [SamplingOptions(temperature=0.0), SamplingOptions(seed=5)])
 def test_the_accepted_length_after_a_hit_is_that_of_a_cold_run(mode: str, sampling: SamplingOptions) -> None:
     slot = GREEDY if sampling.seed is None else SlotSampling(Regime.COUPLED, key=derive_key(5, 0))

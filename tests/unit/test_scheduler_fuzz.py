@@ -14,7 +14,7 @@ from kernels.sampling import Regime, SlotSampling
 from scheduler_service.request import FinishReason, SamplingOptions
 
 
-@pytest.mark.parametrize("mode", ["off", "static", "compact"])
+@pytest.mark.parametrize("mode", ["off", "static", "compact", "cap-accept"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traffic(mode: str, seed: int) -> None:
     dice = random.Random(seed)
@@ -23,6 +23,7 @@ def test_random_traffic(mode: str, seed: int) -> None:
     settings = {"kv_memory": dice.randint(16, 30) * page_bytes, "max_batch_tokens": dice.choice([8, 24, 64])}
     settings |= {"feature_ring_rows": dice.choice([6, 9, 64]), "prefix_cache": dice.choice(["isolated", "shared"])}
     stems = [[dice.randint(1, 49) for _ in range(24)] for _ in range(3)]
+    settings |= {"guard": seed % 2 == 0, "guard_probe_share": 0.3}
     with running(mode, pair, **settings) as rig:
         streams: list[tuple[Stream, list[int], int | None, int]] = []
         for _ in range(14):

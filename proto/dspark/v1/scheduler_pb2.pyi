@@ -54,8 +54,16 @@ class SamplingParams(_message.Message):
     min_tokens: int
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
+class SpeculationParams(_message.Message):
+    __slots__ = ("enabled", "max_draft_tokens")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    max_draft_tokens: int
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "num_choices", "isolation_key", "bypass_prefix_cache", "num_logprobs", "num_prompt_logprobs")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "num_choices", "isolation_key", "bypass_prefix_cache", "speculation", "num_logprobs", "num_prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +73,7 @@ class GenerateRequest(_message.Message):
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_KEY_FIELD_NUMBER: _ClassVar[int]
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -76,9 +85,10 @@ class GenerateRequest(_message.Message):
     num_choices: int
     isolation_key: bytes
     bypass_prefix_cache: bool
+    speculation: SpeculationParams
     num_logprobs: int
     num_prompt_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_choices: _Optional[int] = ..., isolation_key: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_choices: _Optional[int] = ..., isolation_key: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("chunk", "summary")
@@ -107,7 +117,7 @@ class TokenChunk(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., num_verified: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ...) -> None: ...
 
 class ChoiceSummary(_message.Message):
-    __slots__ = ("choice", "finish_reason", "num_tokens", "num_steps", "num_drafted", "num_verified", "num_accepted", "accepted_histogram")
+    __slots__ = ("choice", "finish_reason", "num_tokens", "num_steps", "num_drafted", "num_verified", "num_accepted", "accepted_histogram", "num_drafted_steps")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +126,7 @@ class ChoiceSummary(_message.Message):
     NUM_VERIFIED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     finish_reason: FinishReason
     num_tokens: int
@@ -124,7 +135,8 @@ class ChoiceSummary(_message.Message):
     num_verified: int
     num_accepted: int
     accepted_histogram: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, choice: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_histogram: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_drafted_steps: int
+    def __init__(self, choice: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_histogram: _Optional[_Iterable[int]] = ..., num_drafted_steps: _Optional[int] = ...) -> None: ...
 
 class GenerateSummary(_message.Message):
     __slots__ = ("choices", "num_prompt_tokens", "error", "speculation_off_reason", "num_cached_tokens")
@@ -189,7 +201,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits")
+    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +225,11 @@ class GetLoadResponse(_message.Message):
     NUM_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCUT_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_INVALID_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_GAIN_NS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_GAIN_NS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_slots: int
@@ -236,4 +253,9 @@ class GetLoadResponse(_message.Message):
     num_cached_pages: int
     num_prefix_cache_queries: int
     num_prefix_cache_hits: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ...) -> None: ...
+    num_uncut_accepted: int
+    num_invalid_confidences: int
+    num_drafted_steps: int
+    predicted_gain_ns: int
+    measured_gain_ns: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ...) -> None: ...
