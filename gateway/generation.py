@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from opentelemetry import trace
@@ -24,6 +24,7 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
 from service_kit.errors import InvalidRequestError, UnavailableError
+from service_kit.scores import TokenScore
 
 _SUMMARY_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -42,6 +43,11 @@ class Delta:
     """Tokens of the choice so far."""
     finish_reason: FinishReason | None
     """Set on the choice's last delta."""
+
+    scores: list[TokenScore] = field(default_factory=list)
+    """One for each of `token_ids`, if asked for."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the next tokens of the prompt, from the second on."""
 
     @property
     def text(self) -> str:
@@ -64,10 +70,16 @@ class Generation:
     """One admitted prompt with its choices."""
 
     def __init__(
-        self, request: TokenRequest, stream: TokenStream, scheduler: SchedulerClient, detokenizers: list[Detokenizer]
+        self,
+        request: TokenRequest,
+        stream: TokenStream,
+        scheduler: SchedulerClient,
+        detokenizers: list[Detokenizer],
+        tokenizer: TextTokenizer,
     ) -> None:
         """Use TextGenerator."""
         self.request = request
+        self.tokenizer = tokenizer
         self._stream = stream
         self._scheduler = scheduler
         self._detokenizers = detokenizers
@@ -125,7 +137,13 @@ class Generation:
         self._num_tokens[choice] += step.num_tokens
         self._reasons[choice] = "stop" if step.is_stopped else reason
         return Delta(
-            choice, step.pieces, message.token_ids[: step.num_tokens], self._num_tokens[choice], self._reasons[choice]
+            choice,
+            step.pieces,
+            message.token_ids[: step.num_tokens],
+            self._num_tokens[choice],
+            self._reasons[choice],
+            message.scores[: step.num_tokens],
+            message.prompt_scores,
         )
 
     def _report(self) -> None:
@@ -205,11 +223,12 @@ class TextGenerator:
         info = self.readiness.require_info()
         if request.n is not None and request.n > info.max_num_seqs:
             raise InvalidRequestError(f"n: at most {info.max_num_seqs} (max_num_seqs), got {request.n}", field="n")
-        for token_id in request.stop_token_ids or ():
-            if not 0 <= token_id < info.vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids: {token_id} is outside the vocabulary of {info.vocab_size}", field="stop_token_ids"
-                )
+        for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
+            for token_id in token_ids or ():
+                if not 0 <= token_id < info.vocab_size:
+                    raise InvalidRequestError(
+                        f"{name}: {token_id} is outside the vocabulary of {info.vocab_size}", field=name
+                    )
         optional = {
             "gen_ai.request.temperature": request.temperature,
             "gen_ai.request.top_p": request.top_p,
@@ -248,21 +267,32 @@ class TextGenerator:
             raise InvalidRequestError(
                 f"{field}: token id {largest} is outside the vocabulary of {info.vocab_size}", field=field
             )
+        sampling = _with_defaults(request.sampling(), info.sampling_defaults)
+        if words := request.bad_words:
+            sampling = replace(sampling, bad_words=await self._in_thread(lambda: self._banned_sequences(words)))
         token_request = TokenRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=token_ids,
-            sampling=_with_defaults(request.sampling(), info.sampling_defaults),
+            sampling=sampling,
             max_tokens=min(room, request.token_limit or room),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
+            num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_logprobs if request.echoes else None,
             isolation_key=isolation_key,
         )
         stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
         detokenizers = [
-            Detokenizer(self._tokenizer.token_bytes, request.stop) for _ in range(token_request.num_choices)
+            Detokenizer(self._tokenizer.token_bytes, request.stop, sampling.min_tokens)
+            for _ in range(token_request.num_choices)
         ]
-        return Generation(token_request, stream, self._scheduler, detokenizers)
+        return Generation(token_request, stream, self._scheduler, detokenizers, self._tokenizer)
+
+    def _banned_sequences(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        """Tokens of every word, at the start of a text and behind a space: most tokenizers tell them apart."""
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+        return tuple(dict.fromkeys(tuple(self._tokenizer.encode_plain(text)) for text in texts))
 
     def close(self) -> None:
         """Ends the worker threads."""

@@ -68,7 +68,14 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
         if bool(request.messages) == bool(request.prompt):
             raise InvalidRequestError("give messages or prompt: exactly one of them", field="prompt")
         sampling = sampling_from_pb(request.sampling)
+        if sampling.bad_words:
+            raise InvalidRequestError(
+                "sampling.bad_words holds tokens: use the REST API, which takes words, or SchedulerService",
+                field="sampling.bad_words",
+            )
         fields: dict[str, Any] = {name: value for name, value in vars(sampling).items() if value is not None}
+        del fields["bad_words"]
+        fields["logit_bias"] = dict(sampling.logit_bias)
         fields["stop"] = list(request.stop)
         if request.HasField("max_tokens"):
             fields["max_tokens"] = request.max_tokens
