@@ -55,8 +55,9 @@ class Batch:
             for sequence in self.waiting.popleft():
                 sequence.slot = self.free_slots.pop()
                 self.running.append(sequence)
-                for updates in self._updates:
-                    updates.admit(sequence.slot, sequence.sampling)
+                self.verifier_updates.admit(sequence.slot, sequence.sampling, sequence.target_options())
+                if self.limits.block_size:
+                    self.drafter_updates.admit(sequence.slot, sequence.sampling)
                 if not sequence.waits_for_prompt:
                     self._reuse_prefix(sequence)
                     self.reserve(sequence, len(sequence.tokens))

@@ -46,6 +46,8 @@ class Committer:
         sequence.num_failures = 0
         if len(sequence.request.choices) > 1 and sequence.request.prompt_source is sequence:
             self._batch.share_prompt(sequence)
+        if row.prompt_scores:
+            self._deliver_prompt_scores(row)
         if row.emits:
             self._emit(row, num_accepted, token_ids)
         else:
@@ -66,12 +68,20 @@ class Committer:
         sequence.tokens += kept
         self._batch.publish(sequence)
         ledger.num_committed += len(kept)
-        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason))
+        scores = row.scores[: len(kept)]
+        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason, scores))
         if reason is None:
             self._batch.trim_pages(sequence)
         else:
             self._end(sequence, reason)
 
+    def _deliver_prompt_scores(self, row: PlannedRow) -> None:
+        """A preempted request computes its prompt once more: what was delivered is not delivered again."""
+        sequence, request = row.sequence, row.sequence.request
+        scores = row.prompt_scores[max(0, request.num_prompt_scored - row.start - 1) :]
+        request.num_prompt_scored += len(scores)
+        if scores:
+            self._deliver(sequence, TokenChunk(sequence.choice, [], 0, 0, None, prompt_scores=scores))
 
     def fail_row(self, row: PlannedRow, reason: str) -> None:
         """The verifier could not serve the row: nothing is committed; it is retried once, without drafts."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.token_scores import TokenScore
 from scheduler_service.slot_updates import SlotUpdates
 
 
@@ -128,6 +129,10 @@ class StepResult(NamedTuple):
     """Forward and head."""
     accept_ns: int
     phases: list[Phase]
+    scores: dict[int, list[TokenScore]]
+    """Of emitted tokens, by row."""
+    prompt_scores: dict[int, list[TokenScore]]
+    """Of the prompt tokens after each of a row's positions."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dspark.v1 import drafter_pb2, types_pb2, verifier_pb2
 
-from kernels.sampling import Regime
+from kernels.sampling import Regime, TargetOptions
 from scheduler_service.executor_types import (
     DraftArenas,
     DraftCall,
@@ -23,6 +23,7 @@ from scheduler_service.executor_types import (
 )
 from scheduler_service.slot_updates import SlotUpdates
 from scheduler_service.transport import ExecutorError, Metadata, calling
+from service_kit.scores import scores_from_pb
 
 _REGIMES = {
     Regime.GREEDY: types_pb2.REGIME_GREEDY,
@@ -121,6 +122,8 @@ class VerifierClient:
             timings.get("forward", 0) + timings.get("head", 0),
             timings.get("accept", 0),
             [Phase(each.phase, each.start_ns, each.start_ns + each.duration_ns) for each in response.timings],
+            {each.row: scores_from_pb(each.scores) for each in response.scores},
+            {each.row: scores_from_pb(each.scores) for each in response.prompt_scores},
         )
 
 
@@ -220,10 +223,29 @@ def _updates_to_pb(updates: SlotUpdates) -> types_pb2.SlotUpdates:
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
                 key=sampling.key,
+                target=_target_to_pb(updates.targets[slot]) if slot in updates.targets else None,
             )
             for slot, sampling in updates.admissions.items()
         ],
         page_slots=updates.page_slots,
         page_indices=updates.page_indices,
         page_ids=updates.page_ids,
+    )
+
+
+def _target_to_pb(target: TargetOptions) -> types_pb2.TargetOptions:
+    controls = target.controls
+    return types_pb2.TargetOptions(
+        repetition_penalty=controls.repetition_penalty,
+        frequency_penalty=controls.frequency_penalty,
+        presence_penalty=controls.presence_penalty,
+        bias_token_ids=[token_id for token_id, _ in controls.bias],
+        bias_values=[bias for _, bias in controls.bias],
+        banned_sequences=[types_pb2.TokenSequence(token_ids=sequence) for sequence in controls.banned_sequences],
+        min_tokens=controls.min_tokens,
+        stop_token_ids=controls.stop_token_ids,
+        text_token_ids=target.text_ids,
+        num_prompt_tokens=target.num_prompt,
+        num_logprobs=target.num_logprobs,
+        num_prompt_logprobs=target.num_prompt_logprobs,
     )

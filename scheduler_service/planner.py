@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernels.token_scores import TokenScore
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
 from scheduler_service.request import Sequence
@@ -28,6 +29,10 @@ class PlannedRow:
     """Drafts to verify; filled in between planning and the verifier's call."""
     commit_len: int = 0
     """Most of them that may be committed."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """Of the tokens that the verifier emitted, where the request asks for them."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the prompt tokens from position `start` + 1 on."""
 
     @property
     def num_context(self) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kernels.sampling import SlotSampling
+from kernels.sampling import LogitControls, SlotSampling, TargetOptions
+from kernels.token_scores import TokenScore
 from scheduler_service.draft_history import RowHistory
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ class SamplingOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias)"""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the answer must not complete."""
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,10 @@ class GenerateSpec:
     """Compute every prompt position."""
     max_draft_tokens: int | None = None
     """Most drafts verified in a step; 0 makes none, None asks for nothing."""
+    num_logprobs: int | None = None
+    """Score the answer's tokens, with so many of the likeliest; None does not."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on. Every prompt position is then computed."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,10 @@ class TokenChunk:
     num_verified: int
     finish_reason: FinishReason | None
     """Set on the choice's last chunk."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """One a token, if asked for."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the next prompt tokens, from the second on."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +183,16 @@ class Sequence:
         """Whether everything but the anchor is computed."""
         return self.computed == len(self.tokens) - 1
 
+    def target_options(self) -> TargetOptions | None:
+        """What is asked of the target for this choice, with the text as it stands; None if nothing is."""
+        request = self.request
+        prompt_scores = request.num_prompt_logprobs if self.choice == 0 else None
+        if request.controls.is_neutral and request.num_logprobs is None and prompt_scores is None:
+            return None
+        return TargetOptions(
+            request.controls, tuple(self.tokens), len(request.prompt), request.num_logprobs, prompt_scores
+        )
+
     def summary(self) -> ChoiceSummary:
         """The statistics so far."""
         return ChoiceSummary(
@@ -207,6 +234,11 @@ class Request:
     reuses_prefix: bool = True
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; None before it was asked."""
+    controls: LogitControls = field(default_factory=LogitControls)
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    num_prompt_scored: int = 1
+    """Prompt tokens whose scores were delivered; the first has none."""
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 

@@ -23,6 +23,7 @@ from scheduler_service.request import (
 )
 from scheduler_service.service import Scheduler, deliver_directly
 from service_kit.errors import InvalidRequestError, UnavailableError
+from service_kit.scores import scores_to_pb
 
 SERVICE_NAME = "dspark.v1.SchedulerService"
 
@@ -133,9 +134,15 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
     sampling = request.sampling
     given = {
         name: getattr(sampling, name)
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "seed"),
+            *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        )
         if sampling.HasField(name)
     }
+    given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
+    given["bad_words"] = tuple(tuple(word.token_ids) for word in sampling.bad_words)
+    given["min_tokens"] = sampling.min_tokens
     return GenerateSpec(
         request_id=request.request_id,
         prompt=list(request.prompt_token_ids),
@@ -147,6 +154,8 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         isolation_key=request.isolation_key,
         bypass_prefix_cache=request.bypass_prefix_cache,
         max_draft_tokens=_max_draft_tokens(request.speculation),
+        num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
+        num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
     )
 
 
@@ -165,6 +174,8 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
                 num_accepted=event.num_accepted,
                 num_verified=event.num_verified,
                 finish_reason=_REASONS[event.finish_reason],
+                scores=scores_to_pb(event.scores),
+                prompt_scores=scores_to_pb(event.prompt_scores),
             )
         )
     return pb.GenerateResponse(

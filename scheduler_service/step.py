@@ -236,6 +236,7 @@ class StepEngine:
             if row.max_drafts:
                 num_accepted = min(result.accepted_lens[index], row.commit_len)
                 rounds.append(DraftedRound(row.sequence.history, row.max_drafts, len(row.drafts), num_accepted))
+            row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
             self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
         return rounds
 
