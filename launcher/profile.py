@@ -89,7 +89,9 @@ def run_profile(options: ProfileOptions, pair: ModelPair, common: CommonSettings
     plot_costs(costs.model, measured, f"{pair.served_name}, {engine.target.device}", plot)
     for line in describe(costs.model, measured):
         console.print(line, soft_wrap=True)
-    console.print(f"{options.out} and {plot} written; dspark serve finds the costs by itself", style="bold green")
+    console.print(
+        f"{options.out} and {plot} written; the next dspark serve uses them", style="bold green", soft_wrap=True
+    )
 
 
 def describe(model: CostModel, measured: Measurements) -> list[str]:

@@ -42,7 +42,7 @@ def fingerprint_of(
 ) -> dict[str, str]:
     """Fingerprint of an engine; `is_one_process`: its executors share a process."""
     found = {
-        "target": f"{target.model} {target.fingerprint}".strip(),
+        "target": _name(target.model, target.fingerprint),
         "target weight format": target.weight_format,
         "device and threads": target.device,
         "drafter": "none",
@@ -50,7 +50,7 @@ def fingerprint_of(
     if drafter is not None:
         blocks = drafter.elastic_block_sizes or (drafter.block_size,)
         found |= {
-            "drafter": f"{drafter.model} {drafter.fingerprint}".strip(),
+            "drafter": _name(drafter.model, drafter.fingerprint),
             "drafter weight format": drafter.weight_format,
             "drafter device and threads": drafter.device,
             "block sizes": ", ".join(str(size) for size in blocks),
@@ -63,6 +63,10 @@ def fingerprint_of(
         "libraries": ", ".join(f"{name} {metadata.version(name)}" for name in _LIBRARIES),
         "code": _code_digest(),
     }
+
+
+def _name(model: str, fingerprint: str) -> str:
+    return f"{Path(model).name} {fingerprint}"  # wherever it lies
 
 
 @cache
