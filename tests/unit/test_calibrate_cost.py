@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.executors import FakeDrafter, FakeVerifier, fake_pair
@@ -91,6 +92,21 @@ def test_without_time_small_sizes_are_measured_once_and_large_ones_extrapolated(
     assert {point.num_drafted for point in measured.drafts} == {1, 2, 3, 4}
     assert measured.spread == 0.0  # one measurement of each shape
     assert costs.model.token_ns.size == 25
+
+
+def test_no_row_writes_where_another_reads_or_writes() -> None:
+    source, (verifier, _) = _source(_batch())
+    written: list[list[int]] = []
+
+    def note(request: Any) -> None:
+        if request.row_emits[0] and len(request.row_slots) > 1:
+            starts = zip(request.row_slots, request.row_starts, strict=True)
+            written.append([int(verifier.slots.page_table[slot][start // 4]) for slot, start in starts])
+
+    verifier.after_step = note
+    source.measure(Effort(1, 60.0, 1, (4, 52), 2), lambda share: None)
+    assert written
+    assert all(len(set(pages)) == len(pages) for pages in written)
 
 
 def test_context_is_counted_where_it_is_read() -> None:

@@ -135,6 +135,11 @@ def test_whatever_is_measured_the_model_is_one(data: st.DataObject) -> None:
     assert (totals[0][1:] > 0).all()
 
 
+def test_errors_count_relative_to_what_was_measured() -> None:
+    points = [StepPoint(1, 1, 0.0, 10.0), StepPoint(1, 1, 0.0, 20.0)]
+    assert fit_costs(points, [], max_tokens=1, max_drafted=1).plain_ns(1, 1, 0.0) == pytest.approx(12.0)
+
+
 def test_padding_makes_steps() -> None:
     points = [StepPoint(1, tokens, 0.0, 10.0 * tokens) for tokens in (1, 4, 8)]
     model = fit_costs(points, [], max_tokens=16, max_drafted=4, padded_rows=[1, 4, 4, 4, 8, 8, 8, 8])
