@@ -112,10 +112,10 @@ def test_sizes_that_do_not_fit_name_a_setting_and_a_value_that_works(settings: d
 
 def test_executors_of_another_contract_are_refused() -> None:
     verifier, drafter = fake_pair()
-    verifier.contract_version = 2
-    with pytest.raises(ConfigurationError, match="the verifier speaks contract version 2, this scheduler 1"):
+    verifier.contract_version = 1
+    with pytest.raises(ConfigurationError, match="the verifier speaks contract version 1, this scheduler 2"):
         build_scheduler(SchedulerSettings(verify_mode="off"), InProcessTransport(verifier), None)
-    verifier.contract_version, drafter.contract_version = 1, 3
+    verifier.contract_version, drafter.contract_version = 2, 3
     with (
         pytest.raises(ConfigurationError, match="the drafter speaks contract version 3"),
         running("static", (verifier, drafter)),
