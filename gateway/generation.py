@@ -302,7 +302,7 @@ class TextGenerator:
 def _with_defaults(sampling: Sampling, defaults: Sampling) -> Sampling:
     unset = {
         name: getattr(defaults, name)
-        for name in ("temperature", "top_k", "top_p", "min_p")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         if getattr(sampling, name) is None
     }
     return replace(sampling, **unset)

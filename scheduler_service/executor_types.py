@@ -21,6 +21,7 @@ class SamplingDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True)

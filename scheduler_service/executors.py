@@ -48,7 +48,8 @@ class VerifierClient:
         with calling("verifier"):
             reply = self._transport.GetInfo(request, timeout=self._timeout_s)
         defaults = reply.sampling_defaults
-        names = [name for name in ("temperature", "top_k", "top_p", "min_p") if defaults.HasField(name)]
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        names = [name for name in known if defaults.HasField(name)]
         return VerifierInfo(
             contract_version=reply.contract_version,
             model=reply.model,

@@ -107,6 +107,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 top_k=info.sampling_defaults.top_k,
                 top_p=info.sampling_defaults.top_p,
                 min_p=info.sampling_defaults.min_p,
+                repetition_penalty=info.sampling_defaults.repetition_penalty,
             ),
             speculation_off_reason=info.speculation_off_reason,
             inexact_reason=info.inexact_reason,

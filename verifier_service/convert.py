@@ -47,7 +47,11 @@ def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoRes
 
 def _sampling_to_pb(defaults: SamplingDefaults) -> verifier_pb2.SamplingDefaults:
     return verifier_pb2.SamplingDefaults(
-        temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p, min_p=defaults.min_p
+        temperature=defaults.temperature,
+        top_k=defaults.top_k,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from dspark.v1 import scheduler_pb2
 from gateway_harness import GatewayHarness, encode, write_model
 
 
@@ -107,3 +109,13 @@ def test_controls_reach_the_scheduler(gateway: GatewayHarness) -> None:
     assert dict(sampling.logit_bias) == {5: -2.5, 299: 100.0}
     words = [list(word.token_ids) for word in sampling.bad_words]
     assert words == [encode("ab"), encode(" ab"), encode(" c")]
+
+
+def test_the_models_own_repetition_penalty_is_the_default(tmp_path: Path) -> None:
+    harness = GatewayHarness(write_model(tmp_path / "model"))
+    harness.scheduler.sampling_defaults = scheduler_pb2.SamplingParams(repetition_penalty=1.25)
+    with harness as gateway:
+        gateway.wait_ready()
+        gateway.chat()
+        gateway.chat(repetition_penalty=1)
+        assert [request.sampling.repetition_penalty for request in gateway.scheduler.requests] == [1.25, 1.0]

@@ -50,16 +50,18 @@ class VerifierServiceGetInfoResponse(_message.Message):
     def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., weight_format_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
+    repetition_penalty: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class VerifierServiceAttachRequest(_message.Message):
     __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena")
