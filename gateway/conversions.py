@@ -43,6 +43,7 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices,
+        speculation=scheduler_pb2.SpeculationParams(max_draft_tokens=request.max_draft_tokens),
         isolation_key=request.isolation_key,
     )
 
@@ -85,6 +86,7 @@ def stats_from_pb(stats: scheduler_pb2.ChoiceSummary) -> ChoiceStats:
         num_verified=stats.num_verified,
         num_accepted=stats.num_accepted,
         accepted_histogram=tuple(stats.accepted_histogram),
+        num_drafted_steps=stats.num_drafted_steps,
     )
 
 
@@ -99,6 +101,7 @@ def stats_to_pb(stats: ChoiceStats) -> scheduler_pb2.ChoiceSummary:
         num_verified=stats.num_verified,
         num_accepted=stats.num_accepted,
         accepted_histogram=stats.accepted_histogram,
+        num_drafted_steps=stats.num_drafted_steps,
     )
 
 

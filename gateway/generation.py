@@ -278,6 +278,7 @@ class TextGenerator:
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
+            max_draft_tokens=request.speculation.limit if request.speculation is not None else None,
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_logprobs if request.echoes else None,
             isolation_key=isolation_key,

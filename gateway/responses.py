@@ -250,12 +250,13 @@ def _speculation(stats: ChoiceStats, block_size: int) -> dict[str, Any]:
     histogram = [*stats.accepted_histogram, *[0] * (block_size + 1 - len(stats.accepted_histogram))]
     return {
         "mean_acceptance_length": 1 + stats.num_accepted / stats.num_steps if stats.num_steps else None,
-        "draft_acceptance_rate": stats.num_accepted / stats.num_verified if stats.num_verified else None,
+        "draft_acceptance_rate": stats.num_accepted / stats.num_drafted if stats.num_drafted else None,
         "acceptance_histogram": histogram,
         "num_spec_steps": stats.num_steps,
         "num_accepted_draft_tokens": stats.num_accepted,
-        "num_draft_tokens": stats.num_verified,
-        "num_drafted_tokens": stats.num_drafted,
+        "num_draft_tokens": stats.num_drafted,
+        "num_verified_tokens": stats.num_verified,
+        "num_drafted_steps": stats.num_drafted_steps,
         "num_spec_tokens": block_size,
     }
 

@@ -60,6 +60,7 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
                                 num_prompt_tokens=len(generation.request.prompt_token_ids),
                                 num_completion_tokens=num_tokens,
                                 speculation=_speculation(item),
+                                speculation_off_reason=item.speculation_off_reason,
                                 num_cached_tokens=item.num_cached_tokens,
                             )
                         )
@@ -81,6 +82,8 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
             fields["max_tokens"] = request.max_tokens
         if request.model:
             fields["model"] = request.model
+        if request.HasField("speculation"):
+            fields["speculation"] = {field.name: value for field, value in request.speculation.ListFields()}
         if request.messages:
             fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
             return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings), isolation_key)

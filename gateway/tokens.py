@@ -41,6 +41,8 @@ class TokenRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1
+    max_draft_tokens: int | None = None
+    """Most drafts verified in a step; 0 makes none, None asks for nothing."""
     num_logprobs: int | None = None
     """Score the answer's tokens, with so many of the likeliest; None does not."""
     num_prompt_logprobs: int | None = None
@@ -76,6 +78,7 @@ class ChoiceStats:
     num_verified: int
     num_accepted: int
     accepted_histogram: tuple[int, ...]
+    num_drafted_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ class ScriptedScheduler:
                 finish_reason=scheduler_pb2.FINISH_REASON_STOP,
                 num_tokens=count,
                 num_steps=2,
+                num_drafted_steps=2,
                 num_drafted=8,
                 num_verified=6,
                 num_accepted=3,
