@@ -132,6 +132,7 @@ class _Matrix:
         changes = (
             ("DSPARK_VERIFIER_WEIGHT_FORMAT", weight_format),
             ("DSPARK_SCHEDULER_PREFIX_CACHE", "isolated" if server.has_prefix_cache else "off"),
+            ("DSPARK_SCHEDULER_GUARD", "false"),  # rows are about drafts, whether they pay or not
             *server.changes,
         )
         serve = ServeOptions(
