@@ -260,6 +260,7 @@ class StepEngine:
                 len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
             )
             self._costs.observe(work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns)
+            self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.ledger import Ledger
 from scheduler_service.policy import StepWork
 
 NONE = np.empty(0)
@@ -133,6 +134,18 @@ def test_errors_are_counted_as_they_were_predicted() -> None:
     assert (counters.num_measured, counters.num_capped, counters.measured_ns) == (2, 0, 24e6)
     assert counters.predicted_ns > 2 * 10.1e6  # the second prediction had learned
     assert counters.error_ns == pytest.approx(24e6 - counters.predicted_ns)
+
+
+def test_the_ledger_holds_the_sums() -> None:
+    online, ledger = OnlineCosts(_model()), Ledger()
+    _feed(online, _model(9.0), _works(5))
+    steps, drafts = online.step_errors, online.draft_errors
+    ledger.set_prediction_errors(steps, drafts)
+    assert ledger.num_predictions == 5 + drafts.num_measured > 5
+    assert ledger.num_capped_errors == steps.num_capped + drafts.num_capped > 0
+    assert ledger.predicted_ns == pytest.approx(steps.predicted_ns + drafts.predicted_ns)
+    assert ledger.predicted_measured_ns == pytest.approx(steps.measured_ns + drafts.measured_ns)
+    assert ledger.prediction_error_ns == pytest.approx(steps.error_ns + drafts.error_ns)
 
 
 def test_what_is_no_measurement_changes_nothing() -> None:
