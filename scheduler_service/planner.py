@@ -94,8 +94,6 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
     """
     if any(row.drafts for row in in_flight):
         return []  # where its rows end is not known
-    if batch.closing:
-        return []  # their last ingest needs a step of its own
     ahead = {row.sequence: row for row in in_flight}
     decoding: list[PlannedRow] = []
     prefilling: list[tuple[Sequence, int]] = []

@@ -159,6 +159,42 @@ def test_running_requests_share_what_is_computed() -> None:
         assert second.wait().num_cached_tokens == 4 * PAGE_SIZE
 
 
+def test_chunks_are_found_before_their_prompt_is_done() -> None:
+    with running("off", max_batch_tokens=8) as rig:
+        rig.verifier.gate = StepGate(1)
+        doomed = rig.submit(PROMPT, 20)
+        while not rig.verifier.calls:
+            time.sleep(0.001)
+        assert doomed.request is not None
+        rig.scheduler.abort(doomed.request.request_id)
+        rig.verifier.gate.open()
+        doomed.wait()
+        assert _prefill_of(rig, PROMPT)[1].wait().num_cached_tokens == 8
+
+
+def test_a_hit_that_nobody_holds_counts_as_room_once() -> None:
+    limits = Limits(4, 64, 32, 5, PAGE_SIZE, 50, frozenset(), 0, 0)
+    batch = Batch(limits, "isolated")
+
+    def enqueue(name: str, prompt: list[int]) -> None:
+        batch.enqueue(accept_request(GenerateSpec(name, prompt), limits, lambda event: None))
+
+    enqueue("first", PROMPT)
+    (first,) = batch.admit()
+    first.computed = len(PROMPT)
+    batch.publish(first)
+    batch.release(first)
+    enqueue("other", [1])
+    (other,) = batch.admit()
+    enqueue("again", PROMPT)
+    assert batch.pages.num_idle == 4  # a page of five is held; the hit takes four, and nothing is left for the tail
+    assert list(batch.admit()) == []
+    batch.release(other)
+    (again,) = batch.admit()
+    assert (again.computed, len(again.pages)) == (16, 5)
+    batch.check_integrity()
+
+
 def test_choices_share_a_hit() -> None:
     with running("static", fake_pair(quality=1.0)) as rig:
         _prefill_of(rig, PROMPT)
