@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +15,7 @@ from kernels.philox import derive_key
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
+from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, OpenGate, StepShape
 from scheduler_service.request import FinishReason, GenerateSpec, SamplingOptions
 
 PROMPT = [1 + (7 * i) % 49 for i in range(18)]
@@ -56,6 +57,28 @@ def test_the_second_turn_computes_only_what_is_new(mode: str, num_tokens: int) -
         assert bool(choice.num_accepted) is (mode != "off")
         load = rig.scheduler.load()
         assert (load.num_prefix_cache_queries, load.num_prefix_cache_hits) == (len(PROMPT) + len(second), found)
+
+
+class _ShutGate(OpenGate):
+    """Drafts nothing."""
+
+    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+        return NOTHING
+
+
+@pytest.mark.parametrize("ring_rows", [6, 64])
+def test_a_turn_that_was_not_drafted_leaves_its_draft_context_all_the_same(ring_rows: int) -> None:
+    with running("static", fake_pair(quality=1.0), feature_ring_rows=ring_rows) as rig:
+        gate = _on_step_thread(rig, lambda batch: batch.draft_gate)
+        _on_step_thread(rig, lambda batch: setattr(batch, "draft_gate", _ShutGate(0)))
+        _, first = _prefill_of(rig, PROMPT, 15)
+        assert first.wait().choices[0].num_drafted == 0
+        assert any(any(call.row_chained) for call in rig.verifier.calls)
+        _on_step_thread(rig, lambda batch: setattr(batch, "draft_gate", gate))
+        second = PROMPT + first.text() + [3, 4, 5]
+        num_prefilled, stream = _prefill_of(rig, second, 12)
+        assert num_prefilled == 4
+        assert stream.wait().choices[0].num_accepted == stream.wait().choices[0].num_verified > 0
 
 
 def test_a_stop_string_leaves_a_whole_turn_too() -> None:
@@ -169,7 +192,8 @@ def test_chunks_are_found_before_their_prompt_is_done() -> None:
         rig.scheduler.abort(doomed.request.request_id)
         rig.verifier.gate.open()
         doomed.wait()
-        assert _prefill_of(rig, PROMPT)[1].wait().num_cached_tokens == 8
+        # A step may be under way behind the one that was let through.
+        assert _prefill_of(rig, PROMPT)[1].wait().num_cached_tokens in (8, 16)
 
 
 def test_a_hit_that_nobody_holds_counts_as_room_once() -> None:
