@@ -187,4 +187,5 @@ def _sampling_defaults(name: str, generation: Mapping[str, Any]) -> SamplingDefa
             raise ConfigurationError(
                 f"{name}: generation_config.json: {key} {value!r} is not between {low} and {high}", field="model"
             )
-    return SamplingDefaults(**values, **({"temperature": 0.0} if is_greedy else {}))
+    defaults = SamplingDefaults(**values)
+    return defaults._replace(temperature=0.0) if is_greedy else defaults
