@@ -32,7 +32,7 @@ from scheduler_service.draft_gate import (
 from scheduler_service.draft_history import EngineHistory, Expectation, RowHistory
 from scheduler_service.step_times import OUTLIER, StepTimes
 
-_FIRST_CREDIT = 8.0
+_FIRST_CREDIT = 4.0
 """Plain steps' worth of time that may be lost before anything has paid."""
 _MAX_CREDIT = 64.0
 _ENTRY = 0.9
@@ -44,6 +44,8 @@ _FIRST_AUDIT = 16
 """Drafted steps until plain steps are measured again; then twice as many each time."""
 _MAX_AUDIT = 1024
 _AUDIT_STEPS = 4
+_PROBE_HORIZON = 8
+"""Steps within which a probe's loss must come back if the rows are as good as they are hoped to be."""
 _PROBE_PAUSE = 4
 """Steps until rows are looked at again when none was worth a probe."""
 
@@ -132,7 +134,7 @@ class Guard(DraftGate):
         while probes:
             drafted = best.rows + probes
             gain_ns = self._gain_ns(shape, [rows[index] for index in drafted], num_slots, plain_ns)
-            if best.gain_ns - gain_ns <= self.account * plain_ns:
+            if best.gain_ns - gain_ns <= min(self.account * plain_ns, _PROBE_HORIZON * hoped.gain_ns):
                 return DraftDecision(drafted, num_slots, gain_ns, frozenset(probes))
             probes.pop()
         return decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from fakes.executors import fake_pair, reference_text
+from fakes.executors import StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, DraftedRound, DraftGate, StepShape
@@ -162,3 +162,29 @@ def test_the_guard_itself_changes_no_text(is_chained: bool) -> None:
         for prompt, stream in zip(prompts, rig.submit_all(prompts, 30), strict=True):
             assert stream.text() == reference_text(prompt, 30, GREEDY)
         assert rig.scheduler.load().ledger.num_drafted > 0
+
+
+def test_nothing_is_sent_behind_a_step_whose_end_is_not_known() -> None:
+    with running("static", fake_pair(quality=0.8), prefix_cache="off") as rig:
+        _scripted(rig, ScriptedGate(lambda context_len: context_len % 10 < 5))
+        stream = rig.submit([1, 2, 3], 50)
+        assert stream.text() == reference_text([1, 2, 3], 50, GREEDY)
+        choice = stream.wait().choices[0]
+        assert 0 < choice.num_drafted_steps < choice.num_steps
+        assert len(rig.verifier.calls) == 1 + choice.num_steps  # none in vain
+
+
+def test_choices_draft_although_the_one_that_computed_their_prompt_left_before_it_drafted() -> None:
+    prompt = list(range(1, 31))
+    with running("static", fake_pair(quality=1.0), prefix_cache="off") as rig:
+        gate = _scripted(rig, ScriptedGate(lambda context_len: context_len >= 45))
+        rig.verifier.gate = StepGate(6)
+        stream = rig.submit(prompt, 30, num_choices=3)
+        assert stream.first_chunk.wait(20)
+        assert stream.request is not None
+        rig.scheduler.end(stream.request, choice=0)
+        rig.verifier.gate.open()
+        summary = stream.wait()
+        assert [stream.text(choice) for choice in (1, 2)] == [reference_text(prompt, 30, GREEDY)] * 2
+        assert all(choice.num_drafted for choice in summary.choices[1:])
+        assert gate.rounds
