@@ -31,7 +31,7 @@ class SchedulerSettings(BaseSettings):
     verify_mode: Literal["off", "static", "fixed", "threshold", "compact", "cap-accept"] = "compact"
     """off: plain decoding, the drafter is never called. compact: drafts verified where that pays, none drafted where it
     does not. For comparison: static verifies whole blocks, fixed `fixed_window` drafts of each, threshold up to the
-    first confidence below `confidence_threshold`; cap-accept verifies whole blocks and commits what compact would have."""
+    first confidence below `confidence_threshold`; cap-accept verifies whole blocks and commits what compact would."""
     lossless_rule: Literal["causal", "lagged"] = "causal"
     """How compact chooses lengths without looking at what they decide about. causal: drafts in the order of their
     survival until one more does not pay. lagged: the number of drafts from older confidences."""
@@ -42,7 +42,7 @@ class SchedulerSettings(BaseSettings):
     confidence_threshold: float = Field(0.5, ge=0, le=1)
     """Least confidence that threshold verifies."""
     guard: bool = True
-    """Whether compact and cap-accept draft only what pays by earlier steps, as many slots as pay; else all rows whole."""
+    """Whether compact and cap-accept draft only what pays by earlier steps; else every row's whole block."""
     guard_probe_share: float = Field(0.01, ge=0, le=1)
     """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
     guard_margin: float = Field(0.02, ge=0)
