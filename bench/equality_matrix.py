@@ -30,6 +30,7 @@ class ServerSettings:
     has_few_pages: bool = False
     """Too little K/V memory for the requests that run together."""
     in_process: bool = False
+    has_prefix_cache: bool = False
     changes: tuple[tuple[str, str], ...] = ()
     """Variables of further settings."""
 
@@ -57,6 +58,7 @@ def variations() -> list[Variation]:
         *(Variation("chunk", str(size), ServerSettings(max_chunk=size, changes=_UNTIMED)) for size in (16, 64, 512)),
         Variation("preemption", "few pages", crowded, MAX_CONCURRENCY),
         Variation("chaining", "off", ServerSettings(changes=(("DSPARK_SCHEDULER_CHAIN_PLAIN_STEPS", "false"),))),
+        Variation("prefix cache", "compact", ServerSettings(verify_mode="compact", has_prefix_cache=True)),
         Variation("process", "one", ServerSettings(in_process=True)),
         Variation("together", "compact, chunk 32, few pages", everything, MAX_CONCURRENCY),
     ]
@@ -83,6 +85,8 @@ def missing_evidence(variation: Variation, counters: dict[str, int]) -> str | No
     server = variation.server
     if server.has_few_pages and not counters["num_preemptions"]:
         return "no preemption happened"
+    if server.has_prefix_cache and not counters["num_prefix_cache_hits"]:
+        return "no prefix was found in the cache"
     if server.verify_mode != "off" and not counters["num_accepted"]:
         return "no draft was accepted"
     if server.verify_mode == "off" and counters["num_drafted"]:

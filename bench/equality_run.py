@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,12 @@ class _Matrix:
 
     @contextlib.contextmanager
     def _engine(self, weight_format: str, server: ServerSettings) -> Iterator[Engine]:
-        changes = (("DSPARK_VERIFIER_WEIGHT_FORMAT", weight_format), *server.changes)
+        changes = (
+            ("DSPARK_VERIFIER_WEIGHT_FORMAT", weight_format),
+            ("DSPARK_SCHEDULER_PREFIX_CACHE", "isolated" if server.has_prefix_cache else "off"),
+            ("DSPARK_SCHEDULER_GUARD", "false"),  # rows are about drafts, whether they pay or not
+            *server.changes,
+        )
         serve = ServeOptions(
             port=free_port_pair(),
             verify_mode=server.verify_mode,
@@ -190,8 +196,7 @@ class _Matrix:
             faults.append(f"an answer has not {self._options.max_tokens} tokens")
         if missing := missing_evidence(variation, result.counters):
             faults.append(f"{missing}: nothing was tested")
-        load = engine.load()
-        if (load.num_free_slots, load.num_free_pages) != (load.num_slots, load.num_pages):
+        if not _is_idle(engine):
             faults.append("slots or pages were not given back")
         size, num_prompt_tokens = variation.server.max_chunk, reference.num_prompt_tokens[0]
         if size and long_steps is not None and long_steps != -(-num_prompt_tokens // size):
@@ -207,6 +212,16 @@ class _Matrix:
         if self._stop.count:
             again = " (the same command goes on from there)" if self._options.json_out else ""
             raise ConfigurationError(f"interrupted after {len(self._record.rows)} rows{again}")
+
+
+def _is_idle(engine: Engine) -> bool:
+    """Whether every slot and page is free; the last ingest of an answer that ended may take a moment."""
+    for _ in range(10):
+        load = engine.load()
+        if (load.num_free_slots, load.num_free_pages) == (load.num_slots, load.num_pages):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _row(

@@ -31,6 +31,7 @@ COUNTERS = (
     "verifier_accept_ns",
     "num_preemptions",
     "num_prefill_tokens",
+    "num_prefix_cache_hits",
 )
 """Fields of GetLoad that grow."""
 

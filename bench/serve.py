@@ -115,6 +115,7 @@ def _engines(
                 verify_mode=mode,
                 max_num_seqs=max(options.concurrencies),
                 in_process=is_one_process,
+                changes=(("DSPARK_SCHEDULER_PREFIX_CACHE", "off"),),  # repeats must cost what first runs do
             )
             server = stack.enter_context(running_server(serve, pair, common=common, settings=settings, stop=stop))
             if server is None:

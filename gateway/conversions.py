@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.v1 import scheduler_pb2
+from dspark.v1 import scheduler_pb2, types_pb2
 
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
+from service_kit.scores import scores_from_pb
 
 _TO_REASON: dict[int, FinishReason] = {
     scheduler_pb2.FINISH_REASON_STOP: "stop",
@@ -29,11 +30,21 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=sampling.seed,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=dict(sampling.logit_bias),
+            bad_words=[types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
+            min_tokens=sampling.min_tokens,
         ),
+        num_logprobs=request.num_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs,
         max_tokens=request.max_tokens,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices,
+        speculation=scheduler_pb2.SpeculationParams(max_draft_tokens=request.max_draft_tokens),
+        isolation_key=request.isolation_key,
     )
 
 
@@ -46,13 +57,21 @@ def response_from_pb(response: scheduler_pb2.GenerateResponse) -> Tokens | Summa
     """One message of the stream."""
     if response.WhichOneof("event") == "chunk":
         chunk = response.chunk
-        return Tokens(chunk.choice, list(chunk.token_ids), chunk.num_accepted, _TO_REASON.get(int(chunk.finish_reason)))
+        return Tokens(
+            chunk.choice,
+            list(chunk.token_ids),
+            chunk.num_accepted,
+            _TO_REASON.get(int(chunk.finish_reason)),
+            scores_from_pb(chunk.scores),
+            scores_from_pb(chunk.prompt_scores),
+        )
     summary = response.summary
     return Summary(
         choices=tuple(map(stats_from_pb, summary.choices)),
         num_prompt_tokens=summary.num_prompt_tokens,
         error=summary.error,
         speculation_off_reason=summary.speculation_off_reason,
+        num_cached_tokens=summary.num_cached_tokens,
     )
 
 
@@ -67,6 +86,7 @@ def stats_from_pb(stats: scheduler_pb2.ChoiceSummary) -> ChoiceStats:
         num_verified=stats.num_verified,
         num_accepted=stats.num_accepted,
         accepted_histogram=tuple(stats.accepted_histogram),
+        num_drafted_steps=stats.num_drafted_steps,
     )
 
 
@@ -81,6 +101,7 @@ def stats_to_pb(stats: ChoiceStats) -> scheduler_pb2.ChoiceSummary:
         num_verified=stats.num_verified,
         num_accepted=stats.num_accepted,
         accepted_histogram=stats.accepted_histogram,
+        num_drafted_steps=stats.num_drafted_steps,
     )
 
 
@@ -91,12 +112,15 @@ def reason_to_pb(reason: FinishReason | None) -> Any:
 
 def sampling_from_pb(params: scheduler_pb2.SamplingParams) -> Sampling:
     """Sampling with None where a field is unset."""
+    names = (
+        *("temperature", "top_k", "top_p", "min_p", "seed"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    )
     return Sampling(
-        **{
-            name: getattr(params, name)
-            for name in ("temperature", "top_k", "top_p", "min_p", "seed")
-            if params.HasField(name)
-        }
+        **{name: getattr(params, name) for name in names if params.HasField(name)},
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        bad_words=tuple(tuple(word.token_ids) for word in params.bad_words),
+        min_tokens=params.min_tokens,
     )
 
 

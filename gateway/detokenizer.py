@@ -29,9 +29,13 @@ class DetokenizedStep(NamedTuple):
 class Detokenizer:
     """Text of one choice. Its output does not depend on how the tokens are cut into steps."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
-        """`token_bytes` gives the bytes of a token; `stop` are the stop strings, none empty."""
+    def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        """`token_bytes` gives the bytes of a token; `stop` are the stop strings, none empty, which do not count where
+        they are complete within the first `min_tokens` tokens."""
         self._token_bytes = token_bytes
+        self._num_blind_tokens = min_tokens
+        self._num_blind_characters = 0
+        """Of what is held back: a stop string that ends within them does not count."""
         self._stop = tuple(stop)
         self._max_held = max(map(len, self._stop), default=1) - 1
         # Python's incremental decoder waits for bytes that can still complete a character and replaces, at once, those
@@ -57,10 +61,14 @@ class Detokenizer:
         """Appends a token's text; True when it completes a stop string, which is then cut off with all after it."""
         self._held.append(Piece(text, is_accepted))
         self._held_text += text
+        if self._num_blind_tokens > 0:
+            self._num_blind_tokens -= 1
+            self._num_blind_characters = len(self._held_text)
+            return False
         if not self._stop or not text:
             return False
         # Of several, the one complete first wins; of those the longest. Only this makes chunking irrelevant.
-        found = [(at + len(s), at) for s in self._stop if (at := self._held_text.find(s)) >= 0]
+        found = [(at + len(s), at) for s in self._stop if (at := self._find(s)) >= 0]
         if not found:
             return False
         start = min(found)[1]
@@ -73,6 +81,9 @@ class Detokenizer:
             if kept:
                 self._held.append(Piece(kept, piece.is_accepted_draft))
         return True
+
+    def _find(self, stop: str) -> int:
+        return self._held_text.find(stop, max(0, self._num_blind_characters - len(stop) + 1))
 
     def _hold_len(self) -> int:
         """Length of the longest end of the text that a stop string starts with."""
@@ -95,5 +106,6 @@ class Detokenizer:
             text, is_accepted = self._held[0]
             released.append(Piece(text[:count], is_accepted))
             self._held[0] = Piece(text[count:], is_accepted)
+        self._num_blind_characters = max(0, self._num_blind_characters - len(self._held_text) + num_held)
         self._held_text = self._held_text[len(self._held_text) - num_held :] if num_held else ""
         return tuple(released)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from opentelemetry import trace
@@ -24,6 +24,7 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
 from service_kit.errors import InvalidRequestError, UnavailableError
+from service_kit.scores import TokenScore
 
 _SUMMARY_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -43,6 +44,11 @@ class Delta:
     finish_reason: FinishReason | None
     """Set on the choice's last delta."""
 
+    scores: list[TokenScore] = field(default_factory=list)
+    """One for each of `token_ids`, if asked for."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the next tokens of the prompt, from the second on."""
+
     @property
     def text(self) -> str:
         """Text that is final since the last delta."""
@@ -56,16 +62,24 @@ class End:
     choices: tuple[ChoiceStats, ...]
     """Empty when the scheduler did not say."""
     speculation_off_reason: str
+    num_cached_tokens: int
+    """Prompt tokens that were in the prefix cache."""
 
 
 class Generation:
     """One admitted prompt with its choices."""
 
     def __init__(
-        self, request: TokenRequest, stream: TokenStream, scheduler: SchedulerClient, detokenizers: list[Detokenizer]
+        self,
+        request: TokenRequest,
+        stream: TokenStream,
+        scheduler: SchedulerClient,
+        detokenizers: list[Detokenizer],
+        tokenizer: TextTokenizer,
     ) -> None:
         """Use TextGenerator."""
         self.request = request
+        self.tokenizer = tokenizer
         self._stream = stream
         self._scheduler = scheduler
         self._detokenizers = detokenizers
@@ -92,7 +106,10 @@ class Generation:
                             await self._scheduler.abort(self.request.request_id, message.choice, "stop")
             if summary is not None and None in self._reasons:
                 raise GenerationFailedError(summary.error or "the server aborted this request")
-            yield End(summary.choices if summary else (), summary.speculation_off_reason if summary else "")
+            if summary is None:
+                yield End((), "", 0)
+            else:
+                yield End(summary.choices, summary.speculation_off_reason, summary.num_cached_tokens)
         finally:
             self.cancel()
             self._report()
@@ -120,7 +137,13 @@ class Generation:
         self._num_tokens[choice] += step.num_tokens
         self._reasons[choice] = "stop" if step.is_stopped else reason
         return Delta(
-            choice, step.pieces, message.token_ids[: step.num_tokens], self._num_tokens[choice], self._reasons[choice]
+            choice,
+            step.pieces,
+            message.token_ids[: step.num_tokens],
+            self._num_tokens[choice],
+            self._reasons[choice],
+            message.scores[: step.num_tokens],
+            message.prompt_scores,
         )
 
     def _report(self) -> None:
@@ -173,14 +196,14 @@ class TextGenerator:
             raise UnknownModelError(f"model {name[:200]!r} does not exist; served: {served}", field="model")
         return name
 
-    async def start_chat(self, request: ChatRequest) -> Generation:
-        """Admits a chat. Raises a ServiceError when it is refused."""
+    async def start_chat(self, request: ChatRequest, isolation_key: bytes) -> Generation:
+        """Admits a chat of the caller that `isolation_key` stands for. Raises a ServiceError when it is refused."""
         info = self._prepare(request, "chat")
         messages, variables = request.template_messages(), request.template_variables()
         token_ids = await self._in_thread(lambda: self._encoder.encode_chat(messages, variables))
-        return await self._start(request, info, token_ids, "messages")
+        return await self._start(request, info, token_ids, "messages", isolation_key)
 
-    async def start_completions(self, request: CompletionRequest) -> list[Generation]:
+    async def start_completions(self, request: CompletionRequest, isolation_key: bytes) -> list[Generation]:
         """Admits every prompt, or none of them. Raises a ServiceError when one is refused."""
         info = self._prepare(request, "text_completion")
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
@@ -189,7 +212,7 @@ class TextGenerator:
         async with AsyncExitStack() as undo:
             generations = []
             for token_ids in prompts:
-                generations.append(await self._start(request, info, token_ids, "prompt"))
+                generations.append(await self._start(request, info, token_ids, "prompt", isolation_key))
                 undo.callback(generations[-1].cancel)
             undo.pop_all()
         return generations
@@ -200,11 +223,12 @@ class TextGenerator:
         info = self.readiness.require_info()
         if request.n is not None and request.n > info.max_num_seqs:
             raise InvalidRequestError(f"n: at most {info.max_num_seqs} (max_num_seqs), got {request.n}", field="n")
-        for token_id in request.stop_token_ids or ():
-            if not 0 <= token_id < info.vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids: {token_id} is outside the vocabulary of {info.vocab_size}", field="stop_token_ids"
-                )
+        for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
+            for token_id in token_ids or ():
+                if not 0 <= token_id < info.vocab_size:
+                    raise InvalidRequestError(
+                        f"{name}: {token_id} is outside the vocabulary of {info.vocab_size}", field=name
+                    )
         optional = {
             "gen_ai.request.temperature": request.temperature,
             "gen_ai.request.top_p": request.top_p,
@@ -224,7 +248,9 @@ class TextGenerator:
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _start(self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str) -> Generation:
+    async def _start(
+        self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str, isolation_key: bytes
+    ) -> Generation:
         num_prompt = len(token_ids)
         if num_prompt == 0:
             raise InvalidRequestError(f"{field}: the prompt has no tokens", field=field)
@@ -241,20 +267,33 @@ class TextGenerator:
             raise InvalidRequestError(
                 f"{field}: token id {largest} is outside the vocabulary of {info.vocab_size}", field=field
             )
+        sampling = _with_defaults(request.sampling(), info.sampling_defaults)
+        if words := request.bad_words:
+            sampling = replace(sampling, bad_words=await self._in_thread(lambda: self._banned_sequences(words)))
         token_request = TokenRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=token_ids,
-            sampling=_with_defaults(request.sampling(), info.sampling_defaults),
+            sampling=sampling,
             max_tokens=min(room, request.token_limit or room),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
+            max_draft_tokens=request.speculation.limit if request.speculation is not None else None,
+            num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_logprobs if request.echoes else None,
+            isolation_key=isolation_key,
         )
         stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
         detokenizers = [
-            Detokenizer(self._tokenizer.token_bytes, request.stop) for _ in range(token_request.num_choices)
+            Detokenizer(self._tokenizer.token_bytes, request.stop, sampling.min_tokens)
+            for _ in range(token_request.num_choices)
         ]
-        return Generation(token_request, stream, self._scheduler, detokenizers)
+        return Generation(token_request, stream, self._scheduler, detokenizers, self._tokenizer)
+
+    def _banned_sequences(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        """Tokens of every word, at the start of a text and behind a space: most tokenizers tell them apart."""
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+        return tuple(dict.fromkeys(tuple(self._tokenizer.encode_plain(text)) for text in texts))
 
     def close(self) -> None:
         """Ends the worker threads."""
@@ -264,7 +303,7 @@ class TextGenerator:
 def _with_defaults(sampling: Sampling, defaults: Sampling) -> Sampling:
     unset = {
         name: getattr(defaults, name)
-        for name in ("temperature", "top_k", "top_p", "min_p")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         if getattr(sampling, name) is None
     }
     return replace(sampling, **unset)

@@ -12,10 +12,12 @@ from typing import Any
 
 import orjson
 
-from gateway.detokenizer import Piece
+from gateway.detokenizer import Detokenizer, Piece
 from gateway.generation import Delta, End, Generation
+from gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from gateway.schemas import GenerationRequest
 from gateway.tokens import ChoiceStats, ModelInfo
+from service_kit.scores import TokenScore
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,7 +45,7 @@ class _Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    num_tokens: int = 0
+    scores: list[TokenScore] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -66,8 +68,16 @@ class Answer:
         self._info = info
         self._num_choices = generations[0].request.num_choices
         self._num_prompt = sum(len(g.request.prompt_token_ids) for g in generations)
+        self._num_cached = 0
         self._num_tokens = [0] * (len(generations) * self._num_choices)
         self._with_ids = bool(request.return_token_ids)
+        tokenizer = generations[0].tokenizer
+        self._writers: list[ChatLogprobs | CompletionLogprobs] = []
+        """One a choice, where log-probabilities are asked for."""
+        if request.num_logprobs is not None:
+            writer = ChatLogprobs if is_chat else CompletionLogprobs
+            self._writers = [writer(tokenizer) for _ in self._num_tokens]
+        self._prompt_scores: list[list[TokenScore]] = [[] for _ in generations]
         self._with_pieces = request.dspark is not None and request.dspark.pieces
         self._root = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{generations[0].request.request_id}",
@@ -81,15 +91,17 @@ class Answer:
         """The answer in one piece."""
         choices = [_Choice() for _ in self._num_tokens]
         end: End | None = None
-        async with aclosing(_merge(self._generations)) as events:
+        async with aclosing(self._events()) as events:
             async for prompt, item in events:
                 if isinstance(item, End):
                     end = item
+                    self._num_cached += item.num_cached_tokens
                     continue
                 choice = choices[self._count(prompt, item)]
                 choice.text += item.text
                 choice.token_ids += item.token_ids
                 choice.pieces += item.pieces
+                choice.scores += item.scores
                 choice.finish_reason = item.finish_reason
         body: dict[str, Any] = {**self._root, "choices": [self._choice(i, c) for i, c in enumerate(choices)]}
         if self._with_ids and self._is_chat:
@@ -101,25 +113,27 @@ class Answer:
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         is_continuous = bool(options and options.continuous_usage_stats)
-        sends_empty = self._with_ids or is_continuous
+        sends_empty = self._with_ids or is_continuous or bool(self._writers)
         bare = {**self._root, "object": "chat.completion.chunk" if self._is_chat else "text_completion"}
         root = {**bare, "usage": None} if with_usage and not is_continuous else bare
         opened: set[int] = set()
         end: End | None = None
-        async with aclosing(_merge(self._generations)) as events:
+        async with aclosing(self._events()) as events:
             async for prompt, item in events:
                 if isinstance(item, End):
                     end = item
+                    self._num_cached += item.num_cached_tokens
                     continue
                 index = self._count(prompt, item)
-                if not item.text and item.finish_reason is None and not sends_empty:
+                if not item.text and item.finish_reason is None and not (sends_empty and item.token_ids):
                     continue
                 usage = {"usage": self._usage()} if is_continuous else {}
                 data = b""
-                if index not in opened:
+                is_first = index not in opened
+                if is_first:
                     opened.add(index)
                     data = self._opening(root, index, prompt, usage)
-                yield data + event({**root, "choices": [self._delta(index, item)], **usage})
+                yield data + event({**root, "choices": [self._delta(index, item, is_first)], **usage})
         if with_usage:
             yield event({**bare, "choices": [], "usage": self._usage(), **self._statistics(end)})
 
@@ -127,6 +141,44 @@ class Answer:
         """Aborts what still runs."""
         for generation in self._generations:
             generation.cancel()
+
+    async def _events(self) -> AsyncGenerator[tuple[int, Delta | End], None]:
+        """Events of all prompts. Where the prompt is echoed with its scores, they come first."""
+        held: list[list[Delta]] = [[] for _ in self._generations]
+        async with aclosing(_merge(self._generations)) as events:
+            async for prompt, item in events:
+                if isinstance(item, Delta):
+                    self._prompt_scores[prompt] += item.prompt_scores
+                    held[prompt].append(item)
+                    num_scores = len(self._generations[prompt].request.prompt_token_ids) - 1
+                    if self._request.echoes and self._writers and len(self._prompt_scores[prompt]) < num_scores:
+                        continue
+                for delta in held[prompt]:
+                    yield prompt, delta
+                held[prompt].clear()
+                if isinstance(item, End):
+                    yield prompt, item
+
+    def _echo(self, prompt: int) -> str:
+        """The prompt's text as its tokens say it, where it is echoed."""
+        if not self._request.echoes:
+            return ""
+        generation = self._generations[prompt]
+        step = Detokenizer(generation.tokenizer.token_bytes).push(generation.request.prompt_token_ids, 0, is_last=True)
+        return "".join(piece.text for piece in step.pieces)
+
+    def _logprobs(
+        self, index: int, token_ids: list[int], scores: Sequence[TokenScore], *, is_first: bool
+    ) -> dict[str, Any] | None:
+        """`logprobs` of the next tokens of a choice, behind those of an echoed prompt at its start."""
+        if not self._writers:
+            return None
+        if not (is_first and self._request.echoes):
+            return self._writers[index].add(token_ids, scores)
+        prompt = index // self._num_choices
+        prompt_ids, prompt_scores = self._generations[prompt].request.prompt_token_ids, self._prompt_scores[prompt]
+        unknown = [None] * (len(prompt_ids) - 1 - len(prompt_scores))  # only where choice 0 was ended early
+        return self._writers[index].add([*prompt_ids, *token_ids], [None, *prompt_scores, *unknown, *scores])
 
     def _count(self, prompt: int, delta: Delta) -> int:
         index = prompt * self._num_choices + delta.choice
@@ -146,22 +198,24 @@ class Answer:
         choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "prompt_token_ids": prompt_ids}
         return event({**root, "choices": [choice], **usage})
 
-    def _delta(self, index: int, item: Delta) -> dict[str, Any]:
+    def _delta(self, index: int, item: Delta, is_first: bool) -> dict[str, Any]:
         if self._is_chat:
             body: dict[str, Any] = {"delta": {"content": item.text} if item.text else {}}
         else:
-            body = {"text": item.text}
-        choice = {"index": index, **body, "logprobs": None, "finish_reason": item.finish_reason}
+            body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
+        logprobs = self._logprobs(index, item.token_ids, item.scores, is_first=is_first)
+        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": item.finish_reason}
         return choice | self._extras(item.token_ids, item.pieces)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         if self._is_chat:
             body: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
         else:
-            body = {"text": choice.text}
+            body = {"text": self._echo(index // self._num_choices) + choice.text}
             if self._with_ids:
                 body["prompt_token_ids"] = self._generations[index // self._num_choices].request.prompt_token_ids
-        whole = {"index": index, **body, "logprobs": None, "finish_reason": choice.finish_reason}
+        logprobs = self._logprobs(index, choice.token_ids, choice.scores, is_first=True)
+        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         return whole | self._extras(choice.token_ids, choice.pieces)
 
     def _extras(self, token_ids: list[int], pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -178,7 +232,7 @@ class Answer:
             "prompt_tokens": self._num_prompt,
             "completion_tokens": num_tokens,
             "total_tokens": self._num_prompt + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
         }
 
     def _statistics(self, end: End | None) -> dict[str, Any]:
@@ -196,12 +250,13 @@ def _speculation(stats: ChoiceStats, block_size: int) -> dict[str, Any]:
     histogram = [*stats.accepted_histogram, *[0] * (block_size + 1 - len(stats.accepted_histogram))]
     return {
         "mean_acceptance_length": 1 + stats.num_accepted / stats.num_steps if stats.num_steps else None,
-        "draft_acceptance_rate": stats.num_accepted / stats.num_verified if stats.num_verified else None,
+        "draft_acceptance_rate": stats.num_accepted / stats.num_drafted if stats.num_drafted else None,
         "acceptance_histogram": histogram,
         "num_spec_steps": stats.num_steps,
         "num_accepted_draft_tokens": stats.num_accepted,
-        "num_draft_tokens": stats.num_verified,
-        "num_drafted_tokens": stats.num_drafted,
+        "num_draft_tokens": stats.num_drafted,
+        "num_verified_tokens": stats.num_verified,
+        "num_drafted_steps": stats.num_drafted_steps,
         "num_spec_tokens": block_size,
     }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gateway.chat_template import RESERVED_VARIABLES
+from gateway.control_fields import ControlFields, Integer, limits
 from gateway.settings import GatewaySettings
 from gateway.tokens import Sampling
 from service_kit.errors import InvalidRequestError
@@ -21,12 +21,10 @@ _MAX_TEMPLATE_VARIABLES = 32
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -35,16 +33,11 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -57,7 +50,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Parameters that are not implemented, with the values that ask for nothing; null always does."""
+"""Parameters that an endpoint may lack, with the values that ask for nothing; null always does."""
 
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Parameters for the provider's books: accepted and without effect anywhere."""
@@ -67,13 +60,8 @@ def _same(value: Any, neutral: Any) -> bool:
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _int_or_none(value: Any) -> Any:
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)  # JSON has one kind of number: 16.0 is an integer; huge integers arrive as floats
-    return value
-
-
-Integer = Annotated[int, BeforeValidator(_int_or_none)]
+def _none_if_false(value: Any) -> Any:
+    return None if value is False else value
 
 
 class StreamOptions(BaseModel):
@@ -96,7 +84,23 @@ class Extension(BaseModel):
     """Send the text of every token with whether it was an accepted draft."""
 
 
-class GenerationRequest(BaseModel):
+class Speculation(BaseModel):
+    """`speculation`: changes no text, only the time."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    enabled: bool | None = None
+    """False: no drafts are made."""
+    max_draft_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
+    """Most drafts verified in a step; 0 makes none."""
+
+    @property
+    def limit(self) -> int | None:
+        """Most drafts verified in a step; None asks for nothing."""
+        return 0 if self.enabled is False else self.max_draft_tokens
+
+
+class GenerationRequest(ControlFields):
     """What chat and completion requests share. Validate with the GatewaySettings as context."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
@@ -116,26 +120,27 @@ class GenerationRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    speculation: Speculation | None = None
     dspark: Extension | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
     def _check_stop(cls, value: Any, info: ValidationInfo) -> tuple[str, ...]:
-        limits = _limits(info)
+        allowed = limits(info)
         stop = (value,) if isinstance(value, str) else value or ()
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) for text in stop):
             raise ValueError("must be a string, a list of strings or null")
-        if len(stop) > limits.max_stop_strings:
-            raise ValueError(f"holds {len(stop)} strings, at most {limits.max_stop_strings} are allowed")
+        if len(stop) > allowed.max_stop_strings:
+            raise ValueError(f"holds {len(stop)} strings, at most {allowed.max_stop_strings} are allowed")
         for text in stop:
-            if not 1 <= len(text) <= limits.max_stop_length:
-                raise ValueError(f"every string must have 1 to {limits.max_stop_length} characters")
+            if not 1 <= len(text) <= allowed.max_stop_length:
+                raise ValueError(f"every string must have 1 to {allowed.max_stop_length} characters")
         return tuple(stop)
 
     @field_validator("stop_token_ids")
     @classmethod
     def _check_stop_token_ids(cls, value: list[int] | None, info: ValidationInfo) -> list[int] | None:
-        limit = _limits(info).max_stop_token_ids
+        limit = limits(info).max_stop_token_ids
         if value is not None and len(value) > limit:
             raise ValueError(f"holds {len(value)} ids, at most {limit} are allowed")
         return value
@@ -156,7 +161,22 @@ class GenerationRequest(BaseModel):
             top_p=self.top_p,
             min_p=self.min_p,
             seed=None if self.seed is None else self.seed & _MAX_UINT64,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            min_tokens=self.min_tokens or 0,
         )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens come with each token of the answer; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
 
 
 class ChatMessage(BaseModel):
@@ -197,13 +217,27 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = Field(None, ge=0, le=20)
     reasoning_effort: str | None = Field(None, max_length=32)
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See GenerationRequest."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @field_validator("messages")
     @classmethod
     def _check_count(cls, value: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
-        limit = _limits(info).max_messages
+        limit = limits(info).max_messages
         if len(value) > limit:
             raise ValueError(f"holds {len(value)} messages, at most {limit} are allowed")
         return value
@@ -233,6 +267,18 @@ class CompletionRequest(GenerationRequest):
 
     prompt: list[str | list[int]]
     """Prompts, each as text or as token ids."""
+    logprobs: Annotated[Integer | None, BeforeValidator(_none_if_false)] = Field(None, ge=0, le=20)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See GenerationRequest."""
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """See GenerationRequest."""
+        return bool(self.echo)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -240,7 +286,7 @@ class CompletionRequest(GenerationRequest):
         prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
         if not isinstance(prompts, list) or not all(isinstance(p, str) or _is_token_ids(p) for p in prompts):
             raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
-        limit = _limits(info).max_prompts
+        limit = limits(info).max_prompts
         if not 1 <= len(prompts) <= limit:
             raise ValueError(f"holds {len(prompts)} prompts, 1 to {limit} are allowed")
         if any(len(prompt) == 0 for prompt in prompts):
@@ -250,11 +296,6 @@ class CompletionRequest(GenerationRequest):
 
 def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(type(item) is int and item >= 0 for item in value)
-
-
-def _limits(info: ValidationInfo) -> GatewaySettings:
-    settings: GatewaySettings = info.context  # type: ignore[assignment]
-    return settings
 
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -268,10 +309,10 @@ def parse_request(request_class: type[RequestT], body: Any, settings: GatewaySet
     if path is not None:
         raise InvalidRequestError("chat templates in requests are refused: they run on the server", field=path)
     for name, neutral in NEUTRAL_VALUES.items():
-        value = body.get(name)
+        value = None if name in request_class.model_fields else body.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in neutral):
             remedy = f"send {neutral[0]!r} or leave it out" if neutral else "leave it out"
-            raise InvalidRequestError(f"{name} is not supported yet: {remedy}", field=name)
+            raise InvalidRequestError(f"{name} is not supported here yet: {remedy}", field=name)
     try:
         return request_class.model_validate(body, context=settings)
     except ValidationError as error:

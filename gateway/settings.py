@@ -48,6 +48,10 @@ class GatewaySettings(BaseSettings):
     """Longest stop string, in characters."""
     max_stop_token_ids: int = Field(128, ge=0)
     """Most stop token ids of a request."""
+    max_logit_bias: int = Field(1024, ge=0)
+    """Most tokens that a request may bias."""
+    max_bad_words: int = Field(128, ge=0)
+    """Most bad words of a request; each as long as a stop string at most."""
     keepalive_s: float = Field(10.0, gt=0)
     """Seconds of silence on a stream after which a comment line is sent."""
     admission_timeout_s: float = Field(30.0, gt=0)

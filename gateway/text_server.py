@@ -38,11 +38,13 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateTextResponse]:
         """Streams chunks, then the summary; cancelling the call aborts the request."""
         metadata = context.invocation_metadata() or ()
-        self._keys.require(next((str(value) for key, value in metadata if key == "authorization"), None))
+        isolation_key = self._keys.require(
+            next((str(value) for key, value in metadata if key == "authorization"), None)
+        )
         with tracer().start_as_current_span(
             "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
         ):
-            generation = await self._start(request)
+            generation = await self._start(request, isolation_key)
             await context.send_initial_metadata(tuple(exactness(self._generator.readiness.require_info()).items()))
             num_tokens, reason = 0, None
             async with aclosing(generation.events()) as events:
@@ -58,25 +60,36 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
                                 num_prompt_tokens=len(generation.request.prompt_token_ids),
                                 num_completion_tokens=num_tokens,
                                 speculation=_speculation(item),
+                                speculation_off_reason=item.speculation_off_reason,
+                                num_cached_tokens=item.num_cached_tokens,
                             )
                         )
 
-    async def _start(self, request: gateway_pb2.GenerateTextRequest) -> Generation:
+    async def _start(self, request: gateway_pb2.GenerateTextRequest, isolation_key: bytes) -> Generation:
         if bool(request.messages) == bool(request.prompt):
             raise InvalidRequestError("give messages or prompt: exactly one of them", field="prompt")
         sampling = sampling_from_pb(request.sampling)
+        if sampling.bad_words:
+            raise InvalidRequestError(
+                "sampling.bad_words holds tokens: use the REST API, which takes words, or SchedulerService",
+                field="sampling.bad_words",
+            )
         fields: dict[str, Any] = {name: value for name, value in vars(sampling).items() if value is not None}
+        del fields["bad_words"]
+        fields["logit_bias"] = dict(sampling.logit_bias)
         fields["stop"] = list(request.stop)
         if request.HasField("max_tokens"):
             fields["max_tokens"] = request.max_tokens
         if request.model:
             fields["model"] = request.model
+        if request.HasField("speculation"):
+            fields["speculation"] = {field.name: value for field, value in request.speculation.ListFields()}
         if request.messages:
             fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
-            return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings))
+            return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings), isolation_key)
         fields["prompt"] = request.prompt
         completion = parse_request(CompletionRequest, fields, self._settings)
-        return (await self._generator.start_completions(completion))[0]
+        return (await self._generator.start_completions(completion, isolation_key))[0]
 
 
 def _chunk(delta: Delta) -> gateway_pb2.TextChunk:

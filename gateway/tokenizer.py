@@ -49,6 +49,7 @@ class TextTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: id for id, token in added.items() if token.special}
         """Text and id of the tokens that mark structure, such as the end of a turn."""
+        self._special_names = {id: name.encode() for name, id in self.special_tokens.items()}
         self._strips = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
         self._added_bytes = {id: b"" if token.special else token.content.encode() for id, token in added.items()}
         self._kind = _decoder_kind(json.loads(tokenizer.to_str())["decoder"])
@@ -78,6 +79,10 @@ class TextTokenizer:
             left, right = (r"\s*" if strip else "" for strip in self._strips[name])
             parts.append(f"{left}(?P<t{len(parts)}>{re.escape(name)}){right}")
         return re.compile("|".join(parts) or r"(?!)")
+
+    def named_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token is shown by: like `token_bytes`, but special tokens have their name."""
+        return self._special_names.get(token_id) or self.token_bytes(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes a token adds to the text: none for special tokens and for ids outside the tokenizer."""

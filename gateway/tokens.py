@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from service_kit.scores import TokenScore
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -17,6 +19,14 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias)"""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the answer must not complete."""
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,14 @@ class TokenRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1
+    max_draft_tokens: int | None = None
+    """Most drafts verified in a step; 0 makes none, None asks for nothing."""
+    num_logprobs: int | None = None
+    """Score the answer's tokens, with so many of the likeliest; None does not."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    isolation_key: bytes = b""
+    """Stands for the caller: prompts are cached for each apart."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,10 @@ class Tokens:
     num_accepted: int
     """How many of them, from the first, are accepted drafts."""
     finish_reason: FinishReason | None
+    scores: list[TokenScore] = field(default_factory=list)
+    """One a token, if asked for."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the next prompt tokens, from the second on; they come with choice 0."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,7 @@ class ChoiceStats:
     num_verified: int
     num_accepted: int
     accepted_histogram: tuple[int, ...]
+    num_drafted_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,8 @@ class Summary:
     num_prompt_tokens: int
     error: str = ""
     speculation_off_reason: str = ""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were in the prefix cache."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,10 @@ class VerifyMode(str, Enum):
 
     off = "off"
     static = "static"
+    fixed = "fixed"
+    threshold = "threshold"
     compact = "compact"
+    cap_accept = "cap-accept"
 
 
 class Trace(str, Enum):
@@ -130,6 +133,27 @@ def doctor(model: Model = None, drafter: Drafter = None) -> None:
 
         if not run_doctor(model, drafter):
             raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="JSON file to write; a plot goes beside it.")] = Path("costs.json"),
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="As for serve.")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="As for serve.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure as little as serve does at start.")] = False,
+    model: Model = None,
+    drafter: Drafter = None,
+) -> None:
+    """Measure what steps cost on this machine: a minute or two, for the scheduler's decisions."""
+    with _errors_in_words():
+        from launcher.models import choose_models
+        from launcher.profile import ProfileOptions, run_profile
+        from launcher.settings import LauncherSettings
+        from service_kit.settings import CommonSettings, load_settings
+
+        common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
+        pair = choose_models(model, drafter, common, settings)
+        run_profile(ProfileOptions(out, max_num_seqs, max_batch_tokens, quick), pair, common, settings)
 
 
 @bench_app.command("serve")

@@ -38,7 +38,7 @@ def _load(common: CommonSettings, settings: SchedulerSettings, engine: EngineThr
     if settings.verify_mode != "off":
         drafter_settings = load_settings(DrafterSettings)
         drafter = InProcessTransport(drafter_service.server.load_servicer(drafter_settings, engine))
-    return build_scheduler(settings, InProcessTransport(verifier), drafter)
+    return build_scheduler(settings, InProcessTransport(verifier), drafter, common.cache_dir)
 
 
 async def _run(common: CommonSettings, settings: SchedulerSettings, gateway: GatewaySettings) -> int:

@@ -43,14 +43,9 @@ class ServiceProcess:
         """Exit status, or None while it runs."""
         return self._process.poll()
 
-    def last_lines(self, count: int = 15) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The end of its log."""
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace").splitlines()[-count:]
-        except OSError:
-            return []
+        return last_lines(self.log_path, 15)
 
     def terminate(self) -> None:
         """SIGTERM, once, without waiting. A second one would mean haste to the service."""
@@ -66,3 +61,13 @@ class ServiceProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # also what the service itself may have started
         self._process.wait()
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a log; nothing if there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []

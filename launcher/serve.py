@@ -7,39 +7,44 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from launcher.models import ModelPair
+from launcher.processes import last_lines
 from launcher.services import ServeOptions, kernel_cache
 from launcher.settings import LauncherSettings
 from launcher.stack import running_server
 from launcher.supervisor import stop_on_signals
+from scheduler_service.cost_progress import progress_in
 from service_kit.settings import CommonSettings
 
 
 class _StartDisplay:
-    """Which services are still loading: a spinner on a terminal, plain lines elsewhere."""
+    """Which services are still loading, and how far the scheduler has got with measuring: a spinner on a terminal,
+    plain lines elsewhere."""
 
     def __init__(self, console: Console, *, is_first: bool) -> None:
         self._note = " (the first start compiles kernels: a minute or two)" if is_first else ""
-        self._console, self._status = console, Status("starting", console=console)
-        self._started, self._pending = time.monotonic(), list[str]()
+        self._console, self._status = console, Status(self, console=console)  # drawn anew several times a second
+        self._started, self._pending, self._logs = time.monotonic(), list[str](), list[Path]()
 
     def on_start(self, log_dir: Path, names: list[str]) -> None:
         """Shows where the logs are."""
         self._pending = list(names)
+        self._logs = [log_dir / f"{name}.log" for name in names if name in ("scheduler", "server")]
         self._console.print(f"logs: {log_dir}{self._note}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._status.start()
-        self._refresh()
 
     def on_ready(self, name: str) -> None:
         """Shows a service's start time."""
         self._pending.remove(name)
         self._console.print(f"{name} ready after {self.elapsed_s:.1f} s", style="dim")
-        self._refresh()
 
-    def _refresh(self) -> None:
-        self._status.update(f"loading {', '.join(self._pending)}{self._note}")
+    def __rich__(self) -> Text:
+        """The spinner's words."""
+        progress = next((found for log in self._logs if (found := progress_in(last_lines(log, 1)))), "")
+        return Text(progress or f"loading {', '.join(self._pending)}{self._note}")
 
     @property
     def elapsed_s(self) -> float:

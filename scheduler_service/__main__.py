@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
-    """Waits for the executors' health, then builds the scheduler over blocking calls. Raises ServiceError."""
+def open_transports(
+    settings: SchedulerSettings, common: CommonSettings
+) -> tuple[VerifierTransport, DrafterTransport | None]:
+    """Waits for the executors' health; the drafter's is None when verify_mode is off. Raises UnavailableError."""
     channels = {}
     for name in ("verifier",) if settings.verify_mode == "off" else ("verifier", "drafter"):
         address = rpc.socket_address(common.run_dir, name)
@@ -43,7 +45,12 @@ def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
             )
     paths = {name: step_socket_path(common.run_dir, name) for name in channels}
     drafter = DrafterTransport(channels["drafter"], paths["drafter"]) if "drafter" in channels else None
-    return build_scheduler(settings, VerifierTransport(channels["verifier"], paths["verifier"]), drafter)
+    return VerifierTransport(channels["verifier"], paths["verifier"]), drafter
+
+
+def connect(settings: SchedulerSettings, common: CommonSettings) -> Scheduler:
+    """Waits for the executors, then builds the scheduler over blocking calls. Raises ServiceError."""
+    return build_scheduler(settings, *open_transports(settings, common), common.cache_dir)
 
 
 async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:

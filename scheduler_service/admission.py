@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kernels.philox import derive_key
 from kernels.sampling import Regime, SlotSampling
+from scheduler_service.controls import logit_controls
 from scheduler_service.request import Event, GenerateSpec, Request, SamplingOptions, Sequence
 from service_kit.errors import InvalidRequestError
 
@@ -62,12 +63,19 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
             field="n",
         )
     room = limits.max_model_len - len(spec.prompt)
+    stop_token_ids = spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | limits.eos_token_ids
     request = Request(
         request_id=spec.request_id,
         prompt=spec.prompt,
         max_tokens=room if spec.max_tokens is None else min(spec.max_tokens, room),
-        stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | limits.eos_token_ids,
+        stop_token_ids=stop_token_ids,
         sink=sink,
+        max_draft_tokens=spec.max_draft_tokens,
+        isolation_key=spec.isolation_key,
+        reuses_prefix=not spec.bypass_prefix_cache and spec.num_prompt_logprobs is None,
+        controls=logit_controls(spec, stop_token_ids, limits.vocab_size),
+        num_logprobs=spec.num_logprobs,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
         arrived_s=time.monotonic(),
     )
     for choice, sampling in enumerate(_slot_samplings(spec)):

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from scheduler_service.admission import Limits
+from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.pages import PageAllocator
 from scheduler_service.prefill_limit import PrefillLimit
+from scheduler_service.prefix_cache import PrefixCache, PrefixCacheMode
 from scheduler_service.request import Request, Sequence
 from scheduler_service.slot_updates import SlotUpdates
 
@@ -18,19 +20,23 @@ log = logging.getLogger(__name__)
 class Batch:
     """State of all live sequences. Touched by the step thread only."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, prefix_cache: PrefixCacheMode = "off") -> None:
         """Empty; all slots and pages free."""
         self.limits = limits
         self.pages = PageAllocator(limits.num_pages, limits.page_size)
+        self.prefix_cache = PrefixCache(self.pages, prefix_cache, is_drafting=limits.block_size > 0)
         self.verifier_updates = SlotUpdates()
         self.drafter_updates = SlotUpdates()
         self._updates = (self.verifier_updates, self.drafter_updates)[: 2 if limits.block_size else 1]
         self.free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self.running: list[Sequence] = []
         """In order of admission: the last one is the newest."""
+        self.closing: list[Sequence] = []
+        """Ended; they hold slot and pages until the drafter has ingested their last full pages."""
         self.waiting: deque[list[Sequence]] = deque()
         """Groups that must be admitted together: the choices of a new request, or one preempted choice."""
         self.num_preemptions = 0
+        self.draft_gate: DraftGate = OpenGate(limits.block_size)
         self.prefill_limit: PrefillLimit | None = None
         """None: prefill is bounded by tokens alone."""
 
@@ -49,9 +55,11 @@ class Batch:
             for sequence in self.waiting.popleft():
                 sequence.slot = self.free_slots.pop()
                 self.running.append(sequence)
-                for updates in self._updates:
-                    updates.admit(sequence.slot, sequence.sampling)
+                self.verifier_updates.admit(sequence.slot, sequence.sampling, sequence.target_options())
+                if self.limits.block_size:
+                    self.drafter_updates.admit(sequence.slot, sequence.sampling)
                 if not sequence.waits_for_prompt:
+                    self._reuse_prefix(sequence)
                     self.reserve(sequence, len(sequence.tokens))
                 yield sequence
 
@@ -65,7 +73,22 @@ class Batch:
             needed += self.pages.pages_for(num_positions)
             if sequence.waits_for_prompt:
                 needed -= (len(sequence.request.prompt) - 1) // self.pages.page_size
+            else:
+                needed -= sum(not self.pages.is_idle(page) for page in self.prefix_cache.match(sequence))
         return self.pages.can_allocate(needed)
+
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        """Starts an admitted sequence behind the pages that are computed already."""
+        hit = self.prefix_cache.match(sequence)
+        self.prefix_cache.count(sequence, len(hit))
+        self.pages.share(hit)
+        self._append_pages(sequence, hit)
+        sequence.computed = sequence.ingested = len(hit) * self.pages.page_size
+        sequence.num_published = len(hit)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the full pages that the sequence has computed to others."""
+        sequence.num_published = self.prefix_cache.publish(sequence, sequence.num_published)
 
     def reserve(self, sequence: Sequence, num_positions: int) -> bool:
         """Gives the sequence pages for positions 0 ... num_positions - 1; False, changing nothing, if they run out."""
@@ -80,6 +103,9 @@ class Batch:
     def reserve_or_preempt(self, sequence: Sequence, num_positions: int) -> bool:
         """Like `reserve`, but takes pages from the newest sequences; False if the sequence itself had to go."""
         while not self.reserve(sequence, num_positions):
+            if self.closing:
+                self.release(self.closing[-1])
+                continue
             victim = next(other for other in reversed(self.running) if other.pages or other is sequence)
             self._preempt(victim)
             if victim is sequence:
@@ -98,7 +124,7 @@ class Batch:
             self.pages.share(shared)
             self._append_pages(sequence, shared)
             sequence.waits_for_prompt = False
-            sequence.num_shared_pages = full
+            sequence.num_shared_pages = sequence.num_published = full
             sequence.computed = sequence.ingested = full * self.pages.page_size
 
     def trim_pages(self, sequence: Sequence) -> None:
@@ -108,16 +134,44 @@ class Batch:
             self.pages.free(sequence.pages[kept:])
             del sequence.pages[kept:]
 
+    def close(self, sequence: Sequence) -> None:
+        """Takes a sequence out that ended as it should.
+
+        If the drafter has not ingested its last full pages, it keeps slot and pages for one more ingest, so that a
+        prompt that goes on from here finds no gap.
+        """
+        full = min(sequence.computed, len(sequence.tokens)) // self.pages.page_size
+        has_gap = sequence.is_running and sequence.ingested < full * self.pages.page_size
+        if self.prefix_cache.mode == "off" or not self.limits.block_size or sequence.context_lost or not has_gap:
+            self.release(sequence)
+            return
+        self.running.remove(sequence)
+        self.closing.append(sequence)
+
+    def acknowledge_ingest(self, sequence: Sequence) -> None:
+        """The drafter has ingested every computed position of the sequence."""
+        first, last = sequence.ingested // self.pages.page_size, sequence.computed // self.pages.page_size
+        for page in sequence.pages[first:last]:
+            self.pages.mark_draft_context(page)
+        sequence.ingested = sequence.computed
+        if first < last:
+            self.prefix_cache.publish(sequence, first)
+
+    def release_closed(self) -> None:
+        """Lets go of the sequences whose last ingest was tried, whatever came of it."""
+        for sequence in list(self.closing):
+            self.release(sequence)
+
     def release(self, sequence: Sequence) -> None:
-        """Takes the sequence out, running or waiting: the one place where slots and pages come back."""
+        """Takes the sequence out, running, closing or waiting: the one place where slots and pages come back."""
         if sequence.is_running:
-            self.running.remove(sequence)
+            (self.closing if sequence in self.closing else self.running).remove(sequence)
             self.pages.free(sequence.pages)
             for updates in self._updates:
                 updates.release(sequence.slot)
             self.free_slots.append(sequence.slot)
             sequence.slot, sequence.pages = -1, []
-            sequence.computed = sequence.ingested = sequence.num_shared_pages = 0
+            sequence.computed = sequence.ingested = sequence.num_shared_pages = sequence.num_published = 0
             sequence.waits_for_prompt = False
             return
         for group in self.waiting:
@@ -141,8 +195,9 @@ class Batch:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if a page or slot is leaked or owned twice. Call between steps."""
-        self.pages.check_integrity([sequence.pages for sequence in self.running])
-        slots = self.free_slots + [sequence.slot for sequence in self.running]
+        holders = self.running + self.closing
+        self.pages.check_integrity([sequence.pages for sequence in holders])
+        slots = self.free_slots + [sequence.slot for sequence in holders]
         assert sorted(slots) == list(range(self.limits.max_num_seqs)), f"slots leaked or owned twice: {sorted(slots)}"
         for group in self.waiting:
             assert group, "an empty group waits"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from scheduler_service.batch import Batch
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import PlannedRow
+from scheduler_service.policy import commit_cut
 from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Committer:
             raise ValueError(
                 f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
             )
+        ledger.num_uncut_accepted += num_accepted
+        num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
             ledger.num_prefill_tokens += row.num_tokens
         if sequence.computed == sequence.ingested:
@@ -43,8 +46,12 @@ class Committer:
         sequence.num_failures = 0
         if len(sequence.request.choices) > 1 and sequence.request.prompt_source is sequence:
             self._batch.share_prompt(sequence)
+        if row.prompt_scores:
+            self._deliver_prompt_scores(row)
         if row.emits:
             self._emit(row, num_accepted, token_ids)
+        else:
+            self._batch.publish(sequence)
 
     def _emit(self, row: PlannedRow, num_accepted: int, token_ids: list[int]) -> None:
         sequence, ledger = row.sequence, self._ledger
@@ -59,12 +66,22 @@ class Committer:
             ledger.num_verified += len(row.drafts)
             ledger.num_accepted += num_accepted
         sequence.tokens += kept
+        self._batch.publish(sequence)
         ledger.num_committed += len(kept)
-        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason))
+        scores = row.scores[: len(kept)]
+        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason, scores))
         if reason is None:
             self._batch.trim_pages(sequence)
         else:
             self._end(sequence, reason)
+
+    def _deliver_prompt_scores(self, row: PlannedRow) -> None:
+        """A preempted request computes its prompt once more: what was delivered is not delivered again."""
+        sequence, request = row.sequence, row.sequence.request
+        scores = row.prompt_scores[max(0, request.num_prompt_scored - row.start - 1) :]
+        request.num_prompt_scored += len(scores)
+        if scores:
+            self._deliver(sequence, TokenChunk(sequence.choice, [], 0, 0, None, prompt_scores=scores))
 
     def fail_row(self, row: PlannedRow, reason: str) -> None:
         """The verifier could not serve the row: nothing is committed; it is retried once, without drafts."""
@@ -85,11 +102,16 @@ class Committer:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        self._batch.release(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._batch.close(sequence)
+        else:
+            if reason is FinishReason.ERROR:  # whatever made the row fail may be in its pages
+                self._batch.pages.forget(sequence.pages)
+            self._batch.release(sequence)
         request = sequence.request
         if any(other.finish_reason is None for other in request.choices):
             return
-        self._deliver(sequence, request.summary(self._speculation_off_reason))
+        self._deliver(sequence, request.summary(self._speculation_off_reason, self._batch.draft_gate.off_reason))
         self._on_request_end(request)
         log.info(
             "request %r ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.token_scores import TokenScore
 from scheduler_service.slot_updates import SlotUpdates
 
 
@@ -20,6 +21,7 @@ class SamplingDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class VerifierInfo:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     inexact_reason: str = ""
     """Empty when rows are exact to the bit."""
+    fingerprint: str = ""
+    weight_format: str = ""
+    device: str = ""
+    """In words, threads included."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,11 @@ class DrafterInfo:
     num_target_layers: int
     page_bytes: int
     page_size: int
+    elastic_block_sizes: tuple[int, ...] = ()
+    """Block sizes it was trained for, ascending; empty: `block_size` alone."""
+    fingerprint: str = ""
+    weight_format: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,10 @@ class StepResult(NamedTuple):
     """Forward and head."""
     accept_ns: int
     phases: list[Phase]
+    scores: dict[int, list[TokenScore]]
+    """Of emitted tokens, by row."""
+    prompt_scores: dict[int, list[TokenScore]]
+    """Of the prompt tokens after each of a row's positions."""
 
 
 @dataclass(frozen=True)

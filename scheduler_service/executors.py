@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dspark.v1 import drafter_pb2, types_pb2, verifier_pb2
 
-from kernels.sampling import Regime
+from kernels.sampling import Regime, TargetOptions
 from scheduler_service.executor_types import (
     DraftArenas,
     DraftCall,
@@ -23,6 +23,7 @@ from scheduler_service.executor_types import (
 )
 from scheduler_service.slot_updates import SlotUpdates
 from scheduler_service.transport import ExecutorError, Metadata, calling
+from service_kit.scores import scores_from_pb
 
 _REGIMES = {
     Regime.GREEDY: types_pb2.REGIME_GREEDY,
@@ -47,7 +48,8 @@ class VerifierClient:
         with calling("verifier"):
             reply = self._transport.GetInfo(request, timeout=self._timeout_s)
         defaults = reply.sampling_defaults
-        names = [name for name in ("temperature", "top_k", "top_p", "min_p") if defaults.HasField(name)]
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        names = [name for name in known if defaults.HasField(name)]
         return VerifierInfo(
             contract_version=reply.contract_version,
             model=reply.model,
@@ -61,6 +63,9 @@ class VerifierClient:
             padded_rows=tuple(reply.padded_rows),
             sampling_defaults=SamplingDefaults(**{name: getattr(defaults, name) for name in names}),
             inexact_reason=reply.inexact_reason,
+            fingerprint=reply.fingerprint,
+            weight_format=reply.weight_format,
+            device=reply.device,
         )
 
     def attach(self, sizes: SessionSizes, arenas: DraftArenas = DraftArenas()) -> str:  # noqa: B008 - immutable
@@ -118,6 +123,8 @@ class VerifierClient:
             timings.get("forward", 0) + timings.get("head", 0),
             timings.get("accept", 0),
             [Phase(each.phase, each.start_ns, each.start_ns + each.duration_ns) for each in response.timings],
+            {each.row: scores_from_pb(each.scores) for each in response.scores},
+            {each.row: scores_from_pb(each.scores) for each in response.prompt_scores},
         )
 
 
@@ -144,6 +151,10 @@ class DrafterClient:
             num_target_layers=reply.num_target_layers,
             page_bytes=reply.page_bytes,
             page_size=reply.page_size,
+            elastic_block_sizes=tuple(sorted(reply.elastic_block_sizes)),
+            fingerprint=reply.fingerprint,
+            weight_format=reply.weight_format,
+            device=reply.device,
         )
 
     def attach(self, sizes: SessionSizes, features_arena: str) -> DraftArenas:
@@ -213,10 +224,29 @@ def _updates_to_pb(updates: SlotUpdates) -> types_pb2.SlotUpdates:
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
                 key=sampling.key,
+                target=_target_to_pb(updates.targets[slot]) if slot in updates.targets else None,
             )
             for slot, sampling in updates.admissions.items()
         ],
         page_slots=updates.page_slots,
         page_indices=updates.page_indices,
         page_ids=updates.page_ids,
+    )
+
+
+def _target_to_pb(target: TargetOptions) -> types_pb2.TargetOptions:
+    controls = target.controls
+    return types_pb2.TargetOptions(
+        repetition_penalty=controls.repetition_penalty,
+        frequency_penalty=controls.frequency_penalty,
+        presence_penalty=controls.presence_penalty,
+        bias_token_ids=[token_id for token_id, _ in controls.bias],
+        bias_values=[bias for _, bias in controls.bias],
+        banned_sequences=[types_pb2.TokenSequence(token_ids=sequence) for sequence in controls.banned_sequences],
+        min_tokens=controls.min_tokens,
+        stop_token_ids=controls.stop_token_ids,
+        text_token_ids=target.text_ids,
+        num_prompt_tokens=target.num_prompt,
+        num_logprobs=target.num_logprobs,
+        num_prompt_logprobs=target.num_prompt_logprobs,
     )

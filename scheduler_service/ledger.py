@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_service.cost_model_online import ErrorCounters
+
 
 @dataclass
 class Ledger:
@@ -15,9 +17,27 @@ class Ledger:
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
+    """Drafts committed."""
+    num_uncut_accepted: int = 0
+    """Drafts that the verifier accepted: in `cap-accept`, also those beyond the window that is committed."""
     num_verify_rows: int = 0
     """Emitting row-steps after the first token: the denominator of the accepted length."""
     num_prefill_tokens: int = 0
+    num_invalid_confidences: int = 0
+    """Windows that ended early by a confidence that was NaN or outside [0, 1]."""
+    num_drafted_steps: int = 0
+    predicted_gain_ns: int = 0
+    """Time that drafting was expected to save against plain decoding, when it was decided on."""
+    measured_gain_ns: int = 0
+    """Time that it saved by what drafted steps took and brought; below 0 if it lost."""
+    num_predictions: int = 0
+    """Steps and draft passes whose time the cost model predicted and that were measured. Not those with prefill."""
+    num_capped_errors: int = 0
+    """Those of them that were too far off to be learned from in full."""
+    predicted_ns: int = 0
+    predicted_measured_ns: int = 0
+    prediction_error_ns: int = 0
+    """Of those, the time predicted, the time measured, and the sum of the distances between the two."""
     step_ns: int = 0
     """Wall time of whole steps."""
     draft_call_ns: int = 0
@@ -28,6 +48,14 @@ class Ledger:
     verifier_model_ns: int = 0
     """Forward and head, as the verifier measured them."""
     verifier_accept_ns: int = 0
+
+    def set_prediction_errors(self, *counters: ErrorCounters) -> None:
+        """Takes over the sums of what the cost model has counted."""
+        self.num_predictions = sum(each.num_measured for each in counters)
+        self.num_capped_errors = sum(each.num_capped for each in counters)
+        self.predicted_ns = round(sum(each.predicted_ns for each in counters))
+        self.predicted_measured_ns = round(sum(each.measured_ns for each in counters))
+        self.prediction_error_ns = round(sum(each.error_ns for each in counters))
 
 
 @dataclass(frozen=True)
@@ -41,4 +69,9 @@ class Load:
     num_free_pages: int
     num_pages: int
     num_preemptions: int
+    num_cached_pages: int
+    """Idle pages kept for their content; free as well."""
+    num_prefix_cache_queries: int
+    num_prefix_cache_hits: int
+    """Prompt tokens looked up in the prefix cache since start, and found."""
     ledger: Ledger

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kernels.sampling import SlotSampling
+from kernels.sampling import LogitControls, SlotSampling, TargetOptions
+from kernels.token_scores import TokenScore
+from scheduler_service.draft_history import RowHistory
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -33,6 +35,14 @@ class SamplingOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias)"""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the answer must not complete."""
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,16 @@ class GenerateSpec:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     num_choices: int = 1
+    isolation_key: bytes = b""
+    """Prefixes are reused among requests with the same key only, unless the operator shares across keys."""
+    bypass_prefix_cache: bool = False
+    """Compute every prompt position."""
+    max_draft_tokens: int | None = None
+    """Most drafts verified in a step; 0 makes none, None asks for nothing."""
+    num_logprobs: int | None = None
+    """Score the answer's tokens, with so many of the likeliest; None does not."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on. Every prompt position is then computed."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,7 @@ class ChoiceSummary:
     num_accepted: int
     accepted_histogram: tuple[int, ...]
     """Entry k counts the steps that accepted exactly k drafts; block_size + 1 entries."""
+    num_drafted_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,10 @@ class TokenChunk:
     num_verified: int
     finish_reason: FinishReason | None
     """Set on the choice's last chunk."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """One a token, if asked for."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the next prompt tokens, from the second on."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,8 @@ class Summary:
     error: str
     speculation_off_reason: str
     """Why nothing was drafted; empty when drafts were made."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose K/V came from the prefix cache."""
 
 
 Event: TypeAlias = "TokenChunk | Summary"
@@ -108,6 +135,10 @@ class Sequence:
     """Positions whose target K/V is computed, from 0."""
     ingested: int = 0
     """Positions whose features the drafter has ingested, from 0."""
+    page_names: list[bytes] = field(default_factory=list)
+    """Names of the leading full pages by content, as far as somebody asked (see `prefix_cache`)."""
+    num_published: int = 0
+    """Leading pages offered to the prefix cache."""
     num_shared_pages: int = 0
     """Leading pages computed (and ingested) by another choice of the request."""
     waits_for_prompt: bool = False
@@ -120,10 +151,13 @@ class Sequence:
     """Whether the next step must not draft: the last one failed for this row."""
     num_failures: int = 0
     """Steps that failed in a row."""
+    history: RowHistory | None = None
+    """What came of its drafts, where the draft gate decides by that."""
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
     finish_reason: FinishReason | None = None
     num_steps: int = 0
+    num_drafted_steps: int = 0
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
@@ -149,6 +183,16 @@ class Sequence:
         """Whether everything but the anchor is computed."""
         return self.computed == len(self.tokens) - 1
 
+    def target_options(self) -> TargetOptions | None:
+        """What is asked of the target for this choice, with the text as it stands; None if nothing is."""
+        request = self.request
+        prompt_scores = request.num_prompt_logprobs if self.choice == 0 else None
+        if request.controls.is_neutral and request.num_logprobs is None and prompt_scores is None:
+            return None
+        return TargetOptions(
+            request.controls, tuple(self.tokens), len(request.prompt), request.num_logprobs, prompt_scores
+        )
+
     def summary(self) -> ChoiceSummary:
         """The statistics so far."""
         return ChoiceSummary(
@@ -160,6 +204,7 @@ class Sequence:
             self.num_verified,
             self.num_accepted,
             tuple(self.accepted_histogram),
+            self.num_drafted_steps,
         )
 
 
@@ -183,17 +228,35 @@ class Request:
     """Trace span, when this request is traced."""
     is_queued: bool = True
     """Whether it still counts against the bounded queue: not admitted yet."""
+    max_draft_tokens: int | None = None
+    """None: no limit of its own."""
+    isolation_key: bytes = b""
+    reuses_prefix: bool = True
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None before it was asked."""
+    controls: LogitControls = field(default_factory=LogitControls)
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    num_prompt_scored: int = 1
+    """Prompt tokens whose scores were delivered; the first has none."""
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
-    def summary(self, speculation_off_reason: str) -> Summary:
-        """The end of the request. `speculation_off_reason` holds for the whole engine; choices have their own."""
+    def summary(self, speculation_off_reason: str, gate_off_reason: str = "") -> Summary:
+        """The end of the request.
+
+        `speculation_off_reason` holds for the whole engine, `gate_off_reason` is why a row that could be drafted was
+        not; choices have their own.
+        """
         reason = ""
         if not any(sequence.num_drafted for sequence in self.choices):
+            asked = "the request asked for no drafts" if self.max_draft_tokens == 0 else ""
             lost = next((sequence.context_lost for sequence in self.choices if sequence.context_lost), "")
-            reason = speculation_off_reason or lost or "the answer ended before a draft was possible"
+            was_possible = any(sequence.num_steps > 1 for sequence in self.choices)
+            reason = speculation_off_reason or asked or lost or (gate_off_reason if was_possible else "")
+            reason = reason or "the answer ended before a draft was possible"
         choices = tuple(sequence.summary() for sequence in self.choices)
-        return Summary(choices, len(self.prompt), self.error, reason)
+        return Summary(choices, len(self.prompt), self.error, reason, self.num_cached_tokens or 0)
 
 
 Delivery: TypeAlias = "tuple[Callable[[Event], Any], Event]"

@@ -23,6 +23,7 @@ from scheduler_service.request import (
 )
 from scheduler_service.service import Scheduler, deliver_directly
 from service_kit.errors import InvalidRequestError, UnavailableError
+from service_kit.scores import scores_to_pb
 
 SERVICE_NAME = "dspark.v1.SchedulerService"
 
@@ -106,6 +107,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 top_k=info.sampling_defaults.top_k,
                 top_p=info.sampling_defaults.top_p,
                 min_p=info.sampling_defaults.min_p,
+                repetition_penalty=info.sampling_defaults.repetition_penalty,
             ),
             speculation_off_reason=info.speculation_off_reason,
             inexact_reason=info.inexact_reason,
@@ -122,6 +124,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_free_pages=load.num_free_pages,
             num_pages=load.num_pages,
             num_preemptions=load.num_preemptions,
+            num_cached_pages=load.num_cached_pages,
+            num_prefix_cache_queries=load.num_prefix_cache_queries,
+            num_prefix_cache_hits=load.num_prefix_cache_hits,
             **{counter.name: getattr(load.ledger, counter.name) for counter in fields(load.ledger)},
         )
 
@@ -130,9 +135,15 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
     sampling = request.sampling
     given = {
         name: getattr(sampling, name)
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "seed"),
+            *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        )
         if sampling.HasField(name)
     }
+    given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
+    given["bad_words"] = tuple(tuple(word.token_ids) for word in sampling.bad_words)
+    given["min_tokens"] = sampling.min_tokens
     return GenerateSpec(
         request_id=request.request_id,
         prompt=list(request.prompt_token_ids),
@@ -141,7 +152,18 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices or 1,
+        isolation_key=request.isolation_key,
+        bypass_prefix_cache=request.bypass_prefix_cache,
+        max_draft_tokens=_max_draft_tokens(request.speculation),
+        num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
+        num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
     )
+
+
+def _max_draft_tokens(speculation: pb.SpeculationParams) -> int | None:
+    if speculation.HasField("enabled") and not speculation.enabled:
+        return 0
+    return speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else None
 
 
 def _event_to_pb(event: Event) -> pb.GenerateResponse:
@@ -153,6 +175,8 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
                 num_accepted=event.num_accepted,
                 num_verified=event.num_verified,
                 finish_reason=_REASONS[event.finish_reason],
+                scores=scores_to_pb(event.scores),
+                prompt_scores=scores_to_pb(event.prompt_scores),
             )
         )
     return pb.GenerateResponse(
@@ -161,6 +185,7 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
             num_prompt_tokens=event.num_prompt_tokens,
             error=event.error,
             speculation_off_reason=event.speculation_off_reason,
+            num_cached_tokens=event.num_cached_tokens,
         )
     )
 
@@ -175,4 +200,5 @@ def _choice_to_pb(choice: ChoiceSummary) -> pb.ChoiceSummary:
         num_verified=choice.num_verified,
         num_accepted=choice.num_accepted,
         accepted_histogram=choice.accepted_histogram,
+        num_drafted_steps=choice.num_drafted_steps,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
+from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.executor_types import SamplingDefaults
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger, Load
@@ -73,8 +74,10 @@ class Scheduler:
         drafter: DrafterClient | None,
         policy: VerifyPolicy | None,
         step_ids: Iterator[int],
+        costs: OnlineCosts | None = None,
     ) -> None:
-        """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen."""
+        """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen. `costs`
+        learn from every step."""
         engine = StepEngine(
             self._batch,
             self._committer,
@@ -86,6 +89,7 @@ class Scheduler:
             self._loop.flush,
             chain_plain_steps=self.settings.chain_plain_steps,
             trace=self._trace,
+            costs=costs,
         )
         self._loop.start(engine)
 
@@ -148,6 +152,9 @@ class Scheduler:
             num_free_pages=batch.pages.num_free,
             num_pages=self.limits.num_pages,
             num_preemptions=batch.num_preemptions,
+            num_cached_pages=batch.pages.num_idle,
+            num_prefix_cache_queries=batch.prefix_cache.num_queries,
+            num_prefix_cache_hits=batch.prefix_cache.num_hits,
             ledger=replace(self._ledger),
         )
 

@@ -28,8 +28,25 @@ class SchedulerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DSPARK_SCHEDULER_", frozen=True, extra="forbid")
 
-    verify_mode: Literal["off", "static", "compact"] = "compact"
-    """off: plain decoding, the drafter is never called. static: verify whole blocks. compact: scheduled lengths."""
+    verify_mode: Literal["off", "static", "fixed", "threshold", "compact", "cap-accept"] = "compact"
+    """off: plain decoding, the drafter is never called. compact: drafts verified where that pays, none drafted where it
+    does not. For comparison: static verifies whole blocks, fixed `fixed_window` drafts of each, threshold up to the
+    first confidence below `confidence_threshold`; cap-accept verifies whole blocks and commits what compact would."""
+    lossless_rule: Literal["causal", "lagged"] = "causal"
+    """How compact chooses lengths without looking at what they decide about. causal: drafts in the order of their
+    survival until one more does not pay. lagged: the number of drafts from older confidences."""
+    budget_lag: int = Field(1, ge=1)
+    """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
+    fixed_window: int = Field(1, ge=1)
+    """Drafts of each row that fixed drafts and verifies; at most the drafter's block."""
+    confidence_threshold: float = Field(0.5, ge=0, le=1)
+    """Least confidence that threshold verifies."""
+    guard: bool = True
+    """Whether compact and cap-accept draft only what pays by earlier steps; else every row's whole block."""
+    guard_probe_share: float = Field(0.01, ge=0, le=1)
+    """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
+    guard_margin: float = Field(0.02, ge=0)
+    """Least gain for which the guard lets a step draft, as a share of a plain step."""
     speculation_off_reason: str = ""
     """Why verify_mode is off, told to clients (e.g. that no drafter fits the target)."""
     max_num_seqs: int = Field(16, ge=1, le=1024)
@@ -41,11 +58,17 @@ class SchedulerSettings(BaseSettings):
     max_prefill_decode_steps: float = Field(8.0, ge=0)
     """Most time that prefill may add to a step in which others decode, in one-row decode steps as measured at start:
     how far a long prompt may slow the answers that run beside it. 0: bounded by max_batch_tokens alone."""
+    cost_file: Path | None = None
+    """Costs measured by `dspark profile`, to be used in place of those in the cache directory; refused if they were
+    measured on another engine. Unset: the cache directory's, measured at start if there are none."""
     kv_memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(2**30, ge=1)
     """Bytes of target and draft K/V pages together, as a number or e.g. "1GiB"."""
     chain_plain_steps: bool = True
     """Send a step without drafts behind the one that runs, before its tokens are known: the verifier then does not wait
     for the scheduler in between. Changes no text."""
+    prefix_cache: Literal["off", "isolated", "shared"] = "isolated"
+    """Reuse of computed prompt prefixes and earlier answers. isolated: only among requests of one API key, since the
+    time to the first token tells whether somebody sent the same prefix before. shared: among all. off: never."""
     max_queued_requests: int = Field(256, ge=1)
     """Most requests waiting for admission; more are refused."""
     max_queued_tokens: int = Field(2**20, ge=1)

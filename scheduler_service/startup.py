@@ -5,30 +5,43 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
-from scheduler_service.calibrate_cost import measure_costs
-from scheduler_service.calibrate_prefill import measure_prefill
+from scheduler_service.cost_model import CostModel
+from scheduler_service.cost_model_file import fingerprint_of
+from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.cost_model_start import CostSource
+from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
-from scheduler_service.policy import create_policy
+from scheduler_service.guard import Guard, GuardOptions
+from scheduler_service.policy import PolicyOptions, create_policy, needs_costs
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.service import ModelInfo, Scheduler
 from scheduler_service.settings import SchedulerSettings
+from scheduler_service.transport import InProcessTransport
 from service_kit.errors import ConfigurationError
 from service_kit.rpc import CONTRACT_VERSION
 
 log = logging.getLogger(__name__)
 
 
-def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Scheduler:
-    """Attaches both executors, measures the cost table if the mode needs one, and starts the step thread.
+class Engine(NamedTuple):
+    """Both executors, attached to one session."""
 
-    `drafter_transport` is not touched when verify_mode is off. Raises ConfigurationError in words: executors of another
-    contract, a drafter made for another target, or sizes that do not fit.
-    """
+    verifier: VerifierClient
+    target: VerifierInfo
+    drafter: DrafterClient | None
+    """None when verify_mode is off."""
+    drafter_info: DrafterInfo | None
+    limits: Limits
+
+
+def attach_engine(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Engine:
+    """Starts a session on both executors. Raises ConfigurationError as `build_scheduler` does."""
     verifier = VerifierClient(verifier_transport, settings.step_timeout_s)
     target = verifier.info()
     _check_contract("verifier", target.contract_version)
@@ -43,16 +56,38 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
         check_compatibility(target, drafter_info)
     limits = compute_limits(settings, target, drafter_info)
     _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
-    batch = Batch(limits)
+    return Engine(verifier, target, drafter, drafter_info, limits)
+
+
+def build_scheduler(
+    settings: SchedulerSettings,
+    verifier_transport: Any,
+    drafter_transport: Any | None,
+    cache_dir: Path | None = None,
+) -> Scheduler:
+    """Attaches both executors, loads or measures what steps cost, and starts the step thread.
+
+    `drafter_transport` is not touched when verify_mode is off. Measured costs are kept in `cache_dir`, if given. Raises
+    ConfigurationError in words: executors of another contract, a drafter made for another target, sizes that do not
+    fit, or a cost file of another engine.
+    """
+    verifier, target, drafter, drafter_info, limits = attach_engine(settings, verifier_transport, drafter_transport)
+    batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
-    costs = None
-    if settings.verify_mode == "compact" and drafter is not None:
-        costs = measure_costs(batch, verifier, drafter, step_ids, target.padded_rows)
-        log.info("cost table: %s", costs)
-    if settings.max_prefill_decode_steps:
-        prefill_costs = measure_prefill(batch, verifier, step_ids)
-        log.info("prefill costs: %s", prefill_costs)
-        batch.prefill_limit = PrefillLimit(prefill_costs, settings.max_prefill_decode_steps)
+    costs: OnlineCosts | None = None
+    stored_model: CostModel | None = None
+    has_schedule = drafter is not None and needs_costs(settings.verify_mode)
+    if has_schedule or settings.max_prefill_decode_steps:
+        source = CostSource(batch, verifier, target, step_ids)
+        if has_schedule:
+            source.drafter, source.drafter_info = drafter, drafter_info
+        is_local = isinstance(verifier_transport, InProcessTransport)
+        fingerprint = fingerprint_of(target, source.drafter_info, limits, is_one_process=is_local)
+        stored = source.obtain(fingerprint, cache_dir, settings.cost_file if has_schedule else None)
+        stored_model = stored.model
+        costs = OnlineCosts(stored_model) if stored_model is not None else None
+        if settings.max_prefill_decode_steps:
+            batch.prefill_limit = PrefillLimit(stored.prefill, settings.max_prefill_decode_steps)
     off_reason = (settings.speculation_off_reason or "verify_mode is off") if drafter is None else ""
     info = ModelInfo(
         model=target.model,
@@ -62,8 +97,13 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
         sampling_defaults=target.sampling_defaults,
         inexact_reason=target.inexact_reason,
     )
+    if drafter_info is not None:
+        batch.draft_gate = _draft_gate(settings, drafter_info, stored_model)
     scheduler = Scheduler(settings, limits, info, batch)
-    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs), step_ids)
+    options = PolicyOptions(
+        settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
+    )
+    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs, options), step_ids, costs)
     log.info(
         "serving %s: %s, %d slots, context %d, %d pages of %d positions",
         target.model,
@@ -74,6 +114,22 @@ def build_scheduler(settings: SchedulerSettings, verifier_transport: Any, drafte
         limits.page_size,
     )
     return scheduler
+
+
+def _draft_gate(settings: SchedulerSettings, drafter: DrafterInfo, model: CostModel | None) -> DraftGate:
+    """Who decides what is drafted."""
+    if model is not None and settings.guard:
+        sizes = {*drafter.elastic_block_sizes, drafter.block_size}
+        return Guard(model, sorted(sizes), GuardOptions(settings.guard_probe_share, settings.guard_margin))
+    if settings.verify_mode == "fixed":
+        if settings.fixed_window > drafter.block_size:
+            raise ConfigurationError(
+                f"fixed_window {settings.fixed_window} is more than the {drafter.block_size} drafts of a block: lower "
+                f"DSPARK_SCHEDULER_FIXED_WINDOW to {drafter.block_size}",
+                field="fixed_window",
+            )
+        return OpenGate(settings.fixed_window)
+    return OpenGate(drafter.block_size)
 
 
 def _check_contract(name: str, version: int) -> None:
@@ -150,12 +206,13 @@ def compute_limits(settings: SchedulerSettings, target: VerifierInfo, drafter: D
         )
     if max_model_len < 2:
         raise ConfigurationError("max_model_len must hold at least 2 tokens", field="max_model_len")
+    # No more than all slots can ever fill, the look-ahead of one block included, unless the rest can cache prefixes.
+    slots_fill = settings.max_num_seqs * -(-max_model_len // target.page_size)
     return Limits(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=max_model_len,
         max_batch_tokens=settings.max_batch_tokens,
-        # No more than all slots can ever fill, the look-ahead of one block included.
-        num_pages=min(num_pages, settings.max_num_seqs * (-(-max_model_len // target.page_size))),
+        num_pages=num_pages if settings.prefix_cache != "off" else min(num_pages, slots_fill),
         page_size=target.page_size,
         vocab_size=target.vocab_size,
         eos_token_ids=target.eos_token_ids,

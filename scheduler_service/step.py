@@ -14,11 +14,13 @@ from time import perf_counter_ns
 from scheduler_service import tracing
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
-from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall
+from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.draft_gate import DraftedRound
+from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow, StepPlan, plan_chained, plan_step
-from scheduler_service.policy import DraftedBatch, VerifyPolicy
+from scheduler_service.planner import PlannedRow, StepPlan, plan_chained, plan_step, step_shape
+from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
 from scheduler_service.request import FinishReason
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
@@ -31,9 +33,13 @@ class _SentStep:
     """A step that the verifier has."""
 
     step_id: int
-    rows: list[PlannedRow]
+    plan: StepPlan
     sent_ns: int
     is_traced: bool
+    is_chained: bool
+    """Whether it was sent behind another one."""
+    draft_ns: int
+    """Wall time of the Draft call before it."""
 
 
 class StepEngine:
@@ -52,13 +58,14 @@ class StepEngine:
         *,
         chain_plain_steps: bool,
         trace: StepTrace,
+        costs: OnlineCosts | None = None,
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
-        have the next call."""
+        have the next call. `costs` learn from every step."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._step_ids, self._flush = step_ids, flush
-        self._chain_plain_steps, self._trace = chain_plain_steps, trace
+        self._chain_plain_steps, self._trace, self._costs = chain_plain_steps, trace, costs
         self._in_flight: _SentStep | None = None
         self._ended_ns = 0
         """When the last step's result had been committed."""
@@ -78,21 +85,22 @@ class StepEngine:
         plan = plan_step(self._batch)
         step_id = next(self._step_ids)
         with tracing.step_span(plan.rows, step_id) as metadata:
+            draft_ns = 0
             if self._drafter is not None and self._policy is not None:
-                self._draft(self._drafter, self._policy, plan, step_id, metadata)
-            self._finish(self._send(plan.rows, step_id, metadata))
+                draft_ns = self._draft(self._drafter, self._policy, plan, step_id, metadata)
+            if plan.rows:  # else the last ingests of sequences that ended were all there was to do
+                self._finish(self._send(plan, step_id, metadata, draft_ns=draft_ns))
 
     def _draft(
         self, drafter: DrafterClient, policy: VerifyPolicy, plan: StepPlan, step_id: int, metadata: Metadata
-    ) -> None:
-        drafted = [row for row in plan.rows if row.max_drafts]
-        if not drafted and not plan.ingests:
-            return
-        block_size = self._batch.limits.block_size
+    ) -> int:
+        """Ingests and drafts what is planned; returns the wall time of the call."""
+        drafted, ingests, num_slots = plan.drafted, plan.ingests, plan.decision.num_slots
+        if not drafted and not ingests:
+            return 0
         for row in drafted:
             row.sequence.round += 1  # at issue: even a call that fails has used its noise
         anchors = [row.sequence for row in drafted]
-        ingests = plan.ingests
         call = DraftCall(
             step_id=step_id,
             updates=self._batch.drafter_updates.take(),
@@ -105,7 +113,7 @@ class StepEngine:
             row_anchor_ids=[sequence.tokens[-1] for sequence in anchors],
             row_anchor_positions=[len(sequence.tokens) - 1 for sequence in anchors],
             row_rounds=[sequence.round for sequence in anchors],
-            num_draft_tokens=block_size,
+            num_draft_tokens=num_slots or self._batch.limits.block_size,
         )
         started = perf_counter_ns()
         drafter.send(call, metadata)
@@ -120,38 +128,47 @@ class StepEngine:
             if row.sequence.context_lost:
                 row.max_drafts = 0  # its rows of this reply are void
         if drafted:
-            self._choose(policy, plan, drafted, result)
+            self._choose(policy, plan, result)
+        return received_ns - started
 
-    def _choose(self, policy: VerifyPolicy, plan: StepPlan, drafted: list[PlannedRow], result: DraftResult) -> None:
+    def _choose(self, policy: VerifyPolicy, plan: StepPlan, result: DraftResult) -> None:
         """Gives each drafted row the drafts it will verify."""
-        lens = policy.verify_lens(
+        drafted, num_slots = plan.drafted, plan.decision.num_slots
+        windows = policy.windows(
             DraftedBatch(
                 confidences=result.confidences,
                 max_drafts=[row.max_drafts for row in drafted],
                 num_emitting=sum(row.emits for row in plan.rows),
                 num_tokens=sum(row.num_tokens for row in plan.rows),
+                row_keys=[row.sequence for row in drafted],
+                contexts=[row.start + 1 for row in drafted],
+                num_rows=len(plan.rows),
+                num_context=float(sum(row.num_context for row in plan.rows)),
             )
         )
-        block_size = self._batch.limits.block_size
-        for index, (row, length) in enumerate(zip(drafted, lens, strict=True)):
+        self._ledger.num_invalid_confidences += windows.num_invalid
+        for index, row in enumerate(drafted):
             if row.max_drafts:
-                row.drafts = list(result.token_ids[index * block_size : index * block_size + length])
-                row.sequence.num_drafted += block_size
-                self._ledger.num_drafted += block_size
+                first = index * num_slots
+                row.drafts = list(result.token_ids[first : first + windows.verify_lens[index]])
+                row.commit_len = windows.commit_lens[index]
+                row.sequence.num_drafted += num_slots
+                row.sequence.num_drafted_steps += 1
+                self._ledger.num_drafted += num_slots
 
     def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
-        pages = self._batch.pages
         for index, sequence in enumerate(plan.ingests):
             if index in failures:
                 sequence.context_lost = f"draft context lost: {failures[index]}"
                 log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
                 continue
-            first, last = sequence.ingested // pages.page_size, sequence.computed // pages.page_size
-            for page in sequence.pages[first:last]:
-                pages.mark_draft_context(page)
-            sequence.ingested = sequence.computed
+            self._batch.acknowledge_ingest(sequence)
+        self._batch.release_closed()
 
-    def _send(self, rows: list[PlannedRow], step_id: int, metadata: Metadata) -> _SentStep:
+    def _send(
+        self, plan: StepPlan, step_id: int, metadata: Metadata, *, draft_ns: int = 0, is_chained: bool = False
+    ) -> _SentStep:
+        rows = plan.rows
         token_ids: list[int] = []
         for row in rows:
             token_ids += [0] if row.is_chained else row.sequence.tokens[row.start : row.start + row.num_tokens]
@@ -170,16 +187,16 @@ class StepEngine:
         )
         sent_ns = perf_counter_ns()
         self._verifier.send(call, metadata)
-        return _SentStep(step_id, rows, sent_ns, is_traced=bool(metadata))
+        return _SentStep(step_id, plan, sent_ns, bool(metadata), is_chained, draft_ns)
 
     def _chain(self, step: _SentStep) -> _SentStep | None:
         """Sends the step after `step`, if that can be planned before the result of `step` is known."""
         if not self._chain_plain_steps or step.is_traced:
             return None
-        rows = plan_chained(self._batch, step.rows)
+        rows = plan_chained(self._batch, step.plan.rows)
         if not rows or any(row.sequence.request.span is not None for row in rows):
             return None  # traced steps go by another way, which this one would not be behind
-        return self._send(rows, next(self._step_ids), ())
+        return self._send(StepPlan(rows), next(self._step_ids), (), is_chained=True)
 
     def _finish(self, step: _SentStep) -> None:
         """Sends what can be sent behind the step, then takes its result and commits it."""
@@ -193,8 +210,20 @@ class StepEngine:
         ledger.step_call_ns += received_ns - called_ns
         ledger.verifier_model_ns += result.model_ns
         ledger.verifier_accept_ns += result.accept_ns
+        rounds = self._commit(step, result)
+        ledger.num_steps += 1
+        ended_ns = perf_counter_ns()
+        self._observe(step, rounds, ended_ns - self._ended_ns)
+        ledger.step_ns += ended_ns - self._ended_ns
+        self._ended_ns = ended_ns
+        own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
+        self._trace.record(step.step_id, [*result.phases, *own])
+
+    def _commit(self, step: _SentStep, result: StepResult) -> list[DraftedRound]:
+        """Commits every row; returns what came of the drafted ones."""
+        rounds = []
         offset = 0
-        for index, row in enumerate(step.rows):
+        for index, row in enumerate(step.plan.rows):
             has_failed = index in result.failures
             count = result.accepted_lens[index] + 1 if row.emits and not has_failed else 0
             token_ids = list(result.token_ids[offset : offset + count])
@@ -203,14 +232,35 @@ class StepEngine:
                 continue
             if has_failed:
                 self._committer.fail_row(row, result.failures[index])
-            else:
-                self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
-        ledger.num_steps += 1
-        ended_ns = perf_counter_ns()
-        ledger.step_ns += ended_ns - self._ended_ns
-        self._ended_ns = ended_ns
-        own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
-        self._trace.record(step.step_id, [*result.phases, *own])
+                continue
+            if row.max_drafts:
+                num_accepted = min(result.accepted_lens[index], row.commit_len)
+                rounds.append(DraftedRound(row.sequence.history, row.max_drafts, len(row.drafts), num_accepted))
+            row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
+            self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
+        return rounds
+
+    def _observe(self, step: _SentStep, rounds: list[DraftedRound], elapsed_ns: int) -> None:
+        """Tells the draft gate and the costs what the step brought and how long it took."""
+        plan, gate = step.plan, self._batch.draft_gate
+        decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
+        num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
+        shape = step_shape(decoding, num_prefill)
+        is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
+        if plan.drafted:
+            self._ledger.num_drafted_steps += 1
+            self._ledger.predicted_gain_ns += round(plan.decision.gain_ns)
+            self._ledger.measured_gain_ns += round(gate.observe_drafted(shape, plan.decision, rounds, elapsed_ns))
+        else:
+            gate.observe_plain(shape, elapsed_ns, is_steady=is_steady)
+        if self._costs is not None and not num_prefill and (plan.drafted or is_steady):
+            num_verified = sum(len(row.drafts) for row in plan.rows)
+            read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
+            work = StepWork(
+                len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
+            )
+            self._costs.observe(work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns)
+            self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

@@ -66,7 +66,7 @@ class StepLoop:
             while self._take_commands(engine):
                 for sequence in self._batch.admit():
                     self._on_admit(sequence.request)
-                if self._batch.running or engine.is_step_in_flight:
+                if self._batch.running or self._batch.closing or engine.is_step_in_flight:
                     engine.run()
         except Exception as error:
             log.exception("the step loop failed")
@@ -83,7 +83,8 @@ class StepLoop:
             if is_stopping:
                 self.flush()
                 return False
-            if self._batch.running or self._batch.waiting or engine.is_step_in_flight:
+            batch = self._batch
+            if batch.running or batch.closing or batch.waiting or engine.is_step_in_flight:
                 return True
             self.flush()
             with self._condition:

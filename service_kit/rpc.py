@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from service_kit.errors import ServiceError
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 """Version of proto/dspark/v1; sent in GetInfo and compared at start-up."""
 
 FIELD_METADATA = "dspark-field"

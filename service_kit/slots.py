@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from dspark.v1 import types_pb2
 
-from kernels.sampling import Regime, SlotSampling
+from kernels.sampling import LogitControls, Regime, SlotSampling, TargetOptions
 from service_kit.errors import SessionMismatchError
 
 
@@ -22,6 +22,8 @@ class SlotTable:
         """Physical page per (slot, position // page_size); -1 where none is given."""
         self.sampling: list[SlotSampling | None] = [None] * num_slots
         """None for a free slot."""
+        self.target: list[TargetOptions | None] = [None] * num_slots
+        """None where nothing is asked of the target alone."""
 
     def apply(self, updates: types_pb2.SlotUpdates) -> None:
         """Applies releases, admissions and page table entries, in this order.
@@ -39,10 +41,11 @@ class SlotTable:
         ):
             raise SessionMismatchError("a slot, page index or page id is outside the session's sizes", field="slots")
         for slot in updates.releases:
-            self.sampling[slot] = None
+            self.sampling[slot] = self.target[slot] = None
             self.page_table[slot] = -1
         for admission in updates.admissions:
             self.sampling[admission.slot] = _sampling_from_pb(admission)
+            self.target[admission.slot] = _target_from_pb(admission.target) if admission.HasField("target") else None
             self.page_table[admission.slot] = -1
         if updates.page_slots:
             self.page_table[list(updates.page_slots), list(updates.page_indices)] = updates.page_ids
@@ -66,4 +69,25 @@ def _sampling_from_pb(admission: types_pb2.SlotAdmission) -> SlotSampling:
         top_p=admission.top_p,
         min_p=admission.min_p,
         key=admission.key,
+    )
+
+
+def _target_from_pb(target: types_pb2.TargetOptions) -> TargetOptions:
+    if len(target.bias_token_ids) != len(target.bias_values):
+        raise SessionMismatchError("bias_token_ids and bias_values have different lengths", field="bias_values")
+    controls = LogitControls(
+        repetition_penalty=target.repetition_penalty if target.HasField("repetition_penalty") else 1.0,
+        frequency_penalty=target.frequency_penalty,
+        presence_penalty=target.presence_penalty,
+        bias=tuple(zip(target.bias_token_ids, target.bias_values, strict=True)),
+        banned_sequences=tuple(tuple(sequence.token_ids) for sequence in target.banned_sequences),
+        min_tokens=target.min_tokens,
+        stop_token_ids=tuple(target.stop_token_ids),
+    )
+    return TargetOptions(
+        controls,
+        tuple(target.text_token_ids),
+        target.num_prompt_tokens,
+        target.num_logprobs if target.HasField("num_logprobs") else None,
+        target.num_prompt_logprobs if target.HasField("num_prompt_logprobs") else None,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from dspark.v1 import scheduler_pb2
+from dspark.v1 import scheduler_pb2, types_pb2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.scheduler_client import LocalScheduler
@@ -54,6 +54,12 @@ def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
     return directory
 
 
+def score(token_id: int) -> types_pb2.TokenScore:
+    """What the scripted scheduler says of any token: the one before it in the vocabulary was twice as likely."""
+    top_ids, top_logprobs = [max(token_id - 1, 0)], [-token_id / 512]
+    return types_pb2.TokenScore(logprob=-token_id / 256, rank=2, top_token_ids=top_ids, top_logprobs=top_logprobs)
+
+
 class ScriptedScheduler:
     """A SchedulerService that answers from a script, three tokens a step of which two are accepted drafts."""
 
@@ -68,6 +74,7 @@ class ScriptedScheduler:
         """Raised after the first step."""
         self.error = ""
         """Ends the request with FINISH_REASON_ERROR after the first step."""
+        self.num_cached_tokens = 0
         self.is_endless = False
         self.step_s = 0.0
         self.first_step_s = 0.0
@@ -86,6 +93,10 @@ class ScriptedScheduler:
         context.add_done_callback(lambda _: self.live.discard(request.request_id))
         await context.send_initial_metadata(())
         await asyncio.sleep(self.first_step_s)
+        if request.HasField("num_prompt_logprobs"):
+            for token_id in request.prompt_token_ids[1:]:
+                chunk = scheduler_pb2.TokenChunk(choice=0, prompt_scores=[score(token_id)])
+                yield scheduler_pb2.GenerateResponse(chunk=chunk)
         running = {choice: self._tokens(request, choice) for choice in range(max(1, request.num_choices))}
         counts = dict.fromkeys(running, 0)
         while running:
@@ -113,6 +124,7 @@ class ScriptedScheduler:
                         num_accepted=min(2, len(step) - 1),
                         num_verified=4,
                         finish_reason=reason,
+                        scores=[score(token_id) for token_id in step] if request.HasField("num_logprobs") else [],
                     )
                 )
                 await asyncio.sleep(self.step_s)
@@ -131,6 +143,7 @@ class ScriptedScheduler:
                 finish_reason=scheduler_pb2.FINISH_REASON_STOP,
                 num_tokens=count,
                 num_steps=2,
+                num_drafted_steps=2,
                 num_drafted=8,
                 num_verified=6,
                 num_accepted=3,
@@ -139,7 +152,10 @@ class ScriptedScheduler:
             for choice, count in counts.items()
         ]
         summary = scheduler_pb2.GenerateSummary(
-            choices=choices, num_prompt_tokens=len(request.prompt_token_ids), error=self.error
+            choices=choices,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            error=self.error,
+            num_cached_tokens=self.num_cached_tokens,
         )
         return scheduler_pb2.GenerateResponse(summary=summary)
 

@@ -1,18 +1,40 @@
-"""Acceptance of a step's rows: greedy ones from one arg max, the others through the rejection-sampling kernel."""
+"""Acceptance of a step's rows: greedy ones from one arg max, the others through the rejection-sampling kernel.
+
+Rows of controlled slots go through the kernel in every regime, with their logits changed first: each position by the
+text before it, the drafts of the window included. Scores are always of the target's own logits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kernels.logit_controls.cpu import ControlledText
 from kernels.rejection_sample import InvalidRowError, RowOutcome
 from kernels.sampling import Regime
+from kernels.token_scores.cpu import token_score
 from service_kit.errors import StaleArenaError
 from verifier_service.session import Session
 from verifier_service.steps import Acceptance, Emission, EmittedRows, FailedRow, Ints, StepBatch
+
+
+class _Window(NamedTuple):
+    """What one row verifies."""
+
+    slot: int
+    anchor: int
+    """Position of the anchor."""
+    token_ids: Ints
+    """The anchor, then the drafts."""
+    round: int
+
+    @property
+    def draft_ids(self) -> Ints:
+        return self.token_ids[1:]
 
 
 def accept(
@@ -25,7 +47,8 @@ def accept(
 ) -> Acceptance:
     """Accepts drafts row by row. A row with unusable logits or another round's draft distributions fails alone.
 
-    `logits` is [num_logits, vocab], in the order of `emitted`; `failed` names rows whose logits mean nothing, and why.
+    `logits` is [num_logits, vocab], in the order of `emitted`, and is used up; `failed` names rows whose logits mean
+    nothing, and why.
     """
     num_rows = len(batch.row_slots)
     result = Acceptance([0] * num_rows, [0] * num_rows)
@@ -36,49 +59,71 @@ def accept(
     is_finite = np.isfinite(all_logits[np.arange(len(best_ids)), best_ids])
     ends = np.cumsum(batch.row_num_tokens)
     for row, offset in zip(emitted.rows.tolist(), emitted.offsets.tolist(), strict=True):
-        num_drafts = int(batch.row_num_drafts[row])
-        own = slice(offset, offset + num_drafts + 1)
-        draft_ids = batch.token_ids[ends[row] - num_drafts : ends[row]]
+        window = _window(batch, row, int(ends[row]))
+        own = slice(offset, offset + len(window.token_ids))
+        options = session.slots.target[window.slot]
+        num_logprobs = options.num_logprobs if options else None
+        scored = all_logits[own]
         try:
             if row in failed:
                 raise InvalidRowError(failed[row])
             if not is_finite[own].all():
                 raise InvalidRowError("the target's logits are not finite")
-            if session.sampling(batch.row_slots[row]).regime == Regime.GREEDY:
-                accepted_len = int((best_ids[own][:-1] == draft_ids).cumprod().sum())
+            if (text := session.text(window.slot)) is not None:
+                controlled = scored if num_logprobs is None else scored.copy()
+                _control(text, window, controlled)
+                outcome = _sample(session, window, controlled, accept_row)
+            elif session.sampling(window.slot).regime == Regime.GREEDY:
+                accepted_len = int((best_ids[own][:-1] == window.draft_ids).cumprod().sum())
                 outcome = RowOutcome(accepted_len, best_ids[own][: accepted_len + 1].tolist())
             else:
-                outcome = _sample(session, batch, row, draft_ids, all_logits[own], accept_row)
+                outcome = _sample(session, window, scored, accept_row)
         except (InvalidRowError, StaleArenaError) as error:
             result.failures.append(FailedRow(row, str(error)))
             continue
-        result.verify_lens[row], result.accepted_lens[row] = num_drafts, outcome.accepted_len
+        result.verify_lens[row], result.accepted_lens[row] = len(window.draft_ids), outcome.accepted_len
         result.token_ids += outcome.token_ids
-        position = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_drafts + outcome.accepted_len
-        result.emissions[int(batch.row_slots[row])] = Emission(position, outcome.token_ids[-1])
+        result.emissions[window.slot] = Emission(window.anchor + 1 + outcome.accepted_len, outcome.token_ids[-1])
+        if num_logprobs is not None:
+            pairs = zip(scored, outcome.token_ids, strict=False)  # logits behind a rejected draft are left over
+            result.scores[row] = [token_score(own_logits, token_id, num_logprobs) for own_logits, token_id in pairs]
     return result
 
 
+def _window(batch: StepBatch, row: int, end: int) -> _Window:
+    """The window of a row whose tokens end before index `end` of the batch's."""
+    num_tokens = int(batch.row_num_drafts[row]) + 1
+    anchor = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_tokens
+    token_ids = batch.token_ids[end - num_tokens : end]
+    return _Window(int(batch.row_slots[row]), anchor, token_ids, int(batch.row_rounds[row]))
+
+
+def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float32]) -> None:
+    """Changes the logits of a window, [num_drafts + 1, vocab], in place.
+
+    Leaves the whole window in the text: the next one begins with a later anchor and cuts what was not accepted.
+    """
+    if window.anchor > len(text):
+        raise InvalidRowError(f"the text is known up to position {len(text)}, the anchor is at {window.anchor}")
+    text.cut(window.anchor)
+    for token_id, row in zip(window.token_ids.tolist(), logits, strict=True):
+        text.extend((token_id,))
+        text.apply(row)
+
+
 def _sample(
-    session: Session,
-    batch: StepBatch,
-    row: int,
-    draft_ids: Ints,
-    logits: npt.NDArray[np.float32],
-    accept_row: Callable[..., RowOutcome],
+    session: Session, window: _Window, logits: npt.NDArray[np.float32], accept_row: Callable[..., RowOutcome]
 ) -> RowOutcome:
-    slot, round_, num_drafts = int(batch.row_slots[row]), int(batch.row_rounds[row]), len(draft_ids)
-    anchor = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_drafts - 1
-    sampling = session.sampling(slot)
+    sampling, num_drafts = session.sampling(window.slot), len(window.draft_ids)
     draft_probs = None
     if num_drafts and sampling.regime == Regime.REJECTION:
-        draft_probs = session.draft_probs(slot, round_, anchor + 1, num_drafts)
+        draft_probs = session.draft_probs(window.slot, window.round, window.anchor + 1, num_drafts)
     return accept_row(
         logits,
-        draft_ids.astype(np.uint32),
+        window.draft_ids.astype(np.uint32),
         draft_probs,
         session.draft_to_target,
         sampling,
-        anchor,
-        round_,
+        window.anchor,
+        window.round,
     )

@@ -46,6 +46,7 @@ class SamplingDefaults(NamedTuple):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,21 @@ def _eos_token_ids(name: str, generation: Mapping[str, Any], source: Any) -> tup
 
 
 def _sampling_defaults(name: str, generation: Mapping[str, Any]) -> SamplingDefaults:
-    if generation.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
-    values = {key: generation.get(key) for key in SamplingDefaults._fields}
-    limits = {"temperature": (0, 100), "top_k": (0, 2**31), "top_p": (0, 1), "min_p": (0, 1)}
+    is_greedy = generation.get("do_sample") is False  # which leaves penalties in force
+    names = ("repetition_penalty",) if is_greedy else SamplingDefaults._fields
+    values = {key: generation.get(key) for key in names}
+    limits = {
+        "temperature": (0, 100),
+        "top_k": (0, 2**31),
+        "top_p": (0, 1),
+        "min_p": (0, 1),
+        "repetition_penalty": (1 / 64, 64),
+    }
     for key, value in values.items():
         low, high = limits[key]
         if value is not None and not (isinstance(value, int | float) and low <= value <= high):
             raise ConfigurationError(
                 f"{name}: generation_config.json: {key} {value!r} is not between {low} and {high}", field="model"
             )
-    return SamplingDefaults(**values)
+    defaults = SamplingDefaults(**values)
+    return defaults._replace(temperature=0.0) if is_greedy else defaults

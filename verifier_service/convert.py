@@ -7,7 +7,9 @@ from collections.abc import Collection
 import numpy as np
 from dspark.v1 import types_pb2, verifier_pb2
 
+from kernels.token_scores import TokenScore
 from service_kit.rpc import CONTRACT_VERSION
+from service_kit.scores import scores_to_pb
 from verifier_service.config import SamplingDefaults
 from verifier_service.engine import VerifierEngine
 from verifier_service.model import PAGE_SIZE, page_bytes
@@ -45,7 +47,11 @@ def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoRes
 
 def _sampling_to_pb(defaults: SamplingDefaults) -> verifier_pb2.SamplingDefaults:
     return verifier_pb2.SamplingDefaults(
-        temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p, min_p=defaults.min_p
+        temperature=defaults.temperature,
+        top_k=defaults.top_k,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
 
 
@@ -101,4 +107,10 @@ def step_to_pb(result: StepResult) -> verifier_pb2.StepResponse:
             types_pb2.PhaseTiming(phase=phase.name, duration_ns=phase.end_ns - phase.start_ns, start_ns=phase.start_ns)
             for phase in result.phases
         ],
+        scores=_row_scores_to_pb(accepted.scores),
+        prompt_scores=_row_scores_to_pb(accepted.prompt_scores),
     )
+
+
+def _row_scores_to_pb(scores: dict[int, list[TokenScore]]) -> list[verifier_pb2.RowScores]:
+    return [verifier_pb2.RowScores(row=row, scores=scores_to_pb(own)) for row, own in scores.items()]

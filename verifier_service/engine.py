@@ -18,6 +18,7 @@ from service_kit.errors import ConfigurationError, InvalidRequestError, SessionM
 from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
 from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
+from verifier_service.prompt_scores import score_prompts
 from verifier_service.session import DraftArenas, Session, SessionSizes
 from verifier_service.steps import Phase, StepBatch, StepResult, emitted_rows, fill_chained, token_rows, validate
 
@@ -83,7 +84,7 @@ class VerifierEngine:
         if session is not self._session:
             raise SessionMismatchError("the session ended while the step waited", field="session")
         started = time.perf_counter_ns()
-        session.slots.apply(batch.slots)
+        session.update_slots(batch.slots)
         sizes, model = session.sizes, self.target.model
         max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
         validate(batch, session.slots, session.vocab_size, sizes.max_batch_tokens, max_row_tokens)
@@ -102,6 +103,7 @@ class VerifierEngine:
         clocks.append(time.perf_counter_ns())
         accepted = accept(session, batch, emitted, logits, self.target.accept_row, failed)
         session.emissions = accepted.emissions
+        accepted.prompt_scores = score_prompts(session, batch, hidden, model.logits)
         clocks.append(time.perf_counter_ns())
         phases = [Phase(name, *span) for name, span in zip(_PHASES, itertools.pairwise(clocks), strict=True)]
         return StepResult(accepted, [*phases, Phase("total", started, clocks[-1])])

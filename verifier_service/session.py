@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from dspark.v1 import types_pb2
 from torch import Tensor
 
+from kernels.logit_controls.cpu import ControlledText
 from kernels.sampling import SlotSampling
 from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread, StepReplies
@@ -55,6 +57,8 @@ class Session:
         self.replies: StepReplies[StepResult] = StepReplies(engine)
         self.emissions: dict[int, Emission] = {}
         """What each slot emitted in the last step."""
+        self._texts: dict[int, ControlledText] = {}
+        """Of slots whose logits are controlled."""
         try:
             self.space = target.workspace(
                 sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, sizes.feature_layer_ids
@@ -159,6 +163,26 @@ class Session:
         if sampling is None:
             raise SessionMismatchError(f"slot {slot} is not admitted")
         return sampling
+
+    def update_slots(self, updates: types_pb2.SlotUpdates) -> None:
+        """Applies slot changes. Raises SessionMismatchError for a slot, page or token id that is out of range."""
+        self.slots.apply(updates)
+        for slot in updates.releases:
+            self._texts.pop(slot, None)
+        for admission in updates.admissions:
+            options = self.slots.target[admission.slot]
+            self._texts.pop(admission.slot, None)
+            if options is None:
+                continue
+            if max(options.named_ids, default=0) >= self.vocab_size:
+                raise SessionMismatchError(f"slot {admission.slot}: token ids outside the vocabulary", field="target")
+            if not options.controls.is_neutral:
+                text = ControlledText(options.controls, options.text_ids, options.num_prompt)
+                self._texts[admission.slot] = text
+
+    def text(self, slot: int) -> ControlledText | None:
+        """The text that controls a slot's logits, at least up to its anchor; None if nothing does."""
+        return self._texts.get(slot)
 
     def write_features(self, step_id: int, rows: TokenRows) -> None:
         """Copies the features of every computed row into the ring and stamps them."""

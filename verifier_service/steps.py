@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from dspark.v1 import types_pb2
 
+from kernels.token_scores import TokenScore
 from service_kit.errors import InvalidRequestError
 from service_kit.slots import SlotTable
 from verifier_service.model import TokenRows
@@ -61,6 +62,10 @@ class Acceptance:
     failures: list[FailedRow] = field(default_factory=list)
     emissions: dict[int, Emission] = field(default_factory=dict)
     """By slot; what chained rows of the next step start from."""
+    scores: dict[int, list[TokenScore]] = field(default_factory=dict)
+    """By row, of its tokens; rows whose slot asks for them."""
+    prompt_scores: dict[int, list[TokenScore]] = field(default_factory=dict)
+    """By row; see RowScores of the contract."""
 
 
 class Phase(NamedTuple):

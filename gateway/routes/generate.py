@@ -20,14 +20,14 @@ _MAX_NAMED_PARAMETERS = 20
 def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> None:
     """The two generation endpoints."""
 
-    async def respond(request: GenerationRequest) -> Response:
+    async def respond(request: GenerationRequest, isolation_key: bytes) -> Response:
         model = generator.resolve_model(request.model)
         is_chat = isinstance(request, ChatRequest)
         if isinstance(request, ChatRequest):
-            generations = [await generator.start_chat(request)]
+            generations = [await generator.start_chat(request, isolation_key)]
         else:
             assert isinstance(request, CompletionRequest)
-            generations = await generator.start_completions(request)
+            generations = await generator.start_completions(request, isolation_key)
         info = generator.readiness.require_info()
         answer = Answer(request, generations, model=model, info=info, is_chat=is_chat)
         headers = _headers(request) | exactness(info)
@@ -38,7 +38,7 @@ def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: Text
     async def handle(http: Request, request_class: type[GenerationRequest]) -> Response:
         body = await read_json(http, settings.max_body_bytes)
         request = parse_request(request_class, body, settings)
-        return await answer_while_connected(http, respond(request))
+        return await answer_while_connected(http, respond(request, http.state.isolation_key))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduler_service.cost_table import CostTable
 from scheduler_service.policy.base import DraftedBatch, StepCosts, StepWork, VerifyPolicy, Windows
 from scheduler_service.policy.cap_accept import CapAcceptPolicy, CommitCut, commit_cut
 from scheduler_service.policy.causal import CausalPolicy
 from scheduler_service.policy.lagged import LaggedPolicy
 from scheduler_service.policy.static import StaticPolicy
-from scheduler_service.policy.table_costs import TableCosts
 from scheduler_service.policy.threshold import ThresholdPolicy
 from service_kit.errors import ConfigurationError
 
@@ -26,6 +24,7 @@ __all__ = [
     "Windows",
     "commit_cut",
     "create_policy",
+    "needs_costs",
 ]
 
 
@@ -56,8 +55,13 @@ class PolicyOptions:
             raise ConfigurationError(f"threshold {self.threshold} must be a probability, e.g. 0.5")
 
 
+def needs_costs(verify_mode: str) -> bool:
+    """Whether a mode schedules by what steps cost."""
+    return verify_mode in ("compact", "cap-accept")
+
+
 def create_policy(
-    verify_mode: str, costs: CostTable | StepCosts | None, options: PolicyOptions | None = None
+    verify_mode: str, costs: StepCosts | None, options: PolicyOptions | None = None
 ) -> VerifyPolicy | None:
     """The policy of a mode; None for `off`. Raises ConfigurationError for an unknown mode, and for `compact` and
     `cap-accept` without costs."""
@@ -75,9 +79,7 @@ def create_policy(
     return makers[verify_mode]()
 
 
-def _scheduled(verify_mode: str, costs: CostTable | StepCosts | None, options: PolicyOptions) -> VerifyPolicy:
+def _scheduled(verify_mode: str, costs: StepCosts | None, options: PolicyOptions) -> VerifyPolicy:
     if costs is None:
-        raise ConfigurationError(f"verify_mode {verify_mode} needs a cost table: use static or off without one")
-    if isinstance(costs, CostTable):
-        costs = TableCosts(costs)
+        raise ConfigurationError(f"verify_mode {verify_mode} needs measured costs: use static or off without them")
     return CausalPolicy(costs) if options.rule == "causal" else LaggedPolicy(costs, options.budget_lag)

@@ -32,6 +32,8 @@ class StepWork(NamedTuple):
     """M: token rows, anchors and prefill chunks."""
     num_context: float
     """C: positions of context read, summed over the token rows."""
+    block_len: int = 0
+    """Drafts in the block of each drafted row; 0: whole blocks."""
 
 
 class StepCosts(Protocol):
@@ -74,7 +76,8 @@ class DraftedBatch:
     @property
     def work(self) -> StepWork:
         """The step without drafts."""
-        return StepWork(self.num_rows or self.num_emitting, len(self.max_drafts), self.num_tokens, self.num_context)
+        num_rows, block_len = self.num_rows or self.num_emitting, self.confidences.shape[1]
+        return StepWork(num_rows, len(self.max_drafts), self.num_tokens, self.num_context, block_len)
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:

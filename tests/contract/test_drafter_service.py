@@ -64,7 +64,7 @@ def confidences(reply: drafter_pb2.DraftResponse) -> np.ndarray:
 def test_info_describes_the_drafter(start: Run) -> None:
     harness = start()
     info = harness.servicer.GetInfo(drafter_pb2.DrafterServiceGetInfoRequest())
-    assert (info.contract_version, info.block_size, list(info.elastic_block_sizes)) == (1, 7, [7])
+    assert (info.contract_version, info.block_size, list(info.elastic_block_sizes)) == (2, 7, [7])
     assert (info.target_vocab_size, info.draft_vocab_size, info.target_hidden_size) == (512, 512, 64)
     assert (list(info.target_layer_ids), info.num_target_layers) == ([0, 2, 4], 6)
     assert (info.page_size, info.page_bytes) == (16, 2 * 2 * 2 * 16 * 16 * 4)

@@ -146,6 +146,7 @@ def test_text_over_grpc(gateway: GatewayHarness) -> None:
         request = gateway_pb2.GenerateTextRequest(
             messages=[gateway_pb2.ChatMessage(role="user", content="Hi")],
             sampling=scheduler_pb2.SamplingParams(seed=3),
+            speculation=scheduler_pb2.SpeculationParams(enabled=False, max_draft_tokens=2),
             stop=["wor"],
         )
         replies = list(stub.GenerateText(request, metadata=metadata("key")))
@@ -157,6 +158,9 @@ def test_text_over_grpc(gateway: GatewayHarness) -> None:
         assert summary.num_completion_tokens == len("Hello, wor")
         assert summary.speculation.num_steps == 2
         assert gateway.scheduler.requests[-1].sampling.seed == 3
+        assert gateway.scheduler.requests[-1].speculation.max_draft_tokens == 0
+        assert gateway.scheduler.requests[-1].speculation.HasField("max_draft_tokens")
+        assert len(gateway.scheduler.requests[-1].isolation_key) == 16
         replies = list(
             stub.GenerateText(gateway_pb2.GenerateTextRequest(prompt="a", max_tokens=2), metadata=metadata("key"))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -90,9 +91,9 @@ def test_the_exact_bytes_of_a_stream_with_usage(gateway: GatewayHarness) -> None
     null = ',"usage":null'
     metrics = (
         ',"usage":{"prompt_tokens":21,"completion_tokens":6,"total_tokens":27,"prompt_tokens_details":{"cached_tokens":0}}'
-        ',"metrics":{"speculative_decoding":{"mean_acceptance_length":2.5,"draft_acceptance_rate":0.5,'
-        '"acceptance_histogram":[0,1,1,0,0],"num_spec_steps":2,"num_accepted_draft_tokens":3,"num_draft_tokens":6,'
-        '"num_drafted_tokens":8,"num_spec_tokens":4}}'
+        ',"metrics":{"speculative_decoding":{"mean_acceptance_length":2.5,"draft_acceptance_rate":0.375,'
+        '"acceptance_histogram":[0,1,1,0,0],"num_spec_steps":2,"num_accepted_draft_tokens":3,"num_draft_tokens":8,'
+        '"num_verified_tokens":6,"num_drafted_steps":2,"num_spec_tokens":4}}'
     )
     assert normal(gateway.chat(stream=True, stream_options={"include_usage": True}).text) == (
         chunk(delta('{"role":"assistant","content":""}'), null)
@@ -247,6 +248,16 @@ def test_sampling_goes_through_and_the_models_defaults_fill_the_rest(model_dir: 
         assert request.max_tokens == 200 - len(PROMPT_IDS)
 
 
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [(None, None), ({}, None), ({"enabled": True}, None), ({"enabled": False}, 0), ({"max_draft_tokens": 3}, 3)],
+)
+def test_a_request_can_limit_speculation(gateway: GatewayHarness, asked: Any, limit: int | None) -> None:
+    assert gateway.chat(speculation=asked).status_code == 200
+    sent = gateway.scheduler.requests[-1].speculation
+    assert (sent.max_draft_tokens if sent.HasField("max_draft_tokens") else None) == limit
+
+
 def test_answers_of_an_inexact_machine_are_marked(model_dir: Path, gateway: GatewayHarness) -> None:
     assert gateway.get("/health").json() == {"status": "ready", "bit_exact": True}
     assert "x-dspark-exact" not in gateway.chat().headers
@@ -271,8 +282,13 @@ BAD: list[tuple[Any, int, str | None, str | None]] = [
     ({"temperature": "hot"}, 400, "temperature", None),
     ({"max_tokens": -1}, 400, "max_tokens", None),
     ({"n": 5}, 400, "n", None),
+    ({"speculation": {"enabled": 1}}, 400, "speculation.enabled", None),
+    ({"speculation": {"max_draft_tokens": -1}}, 400, "speculation.max_draft_tokens", None),
+    ({"speculation": {"draft": 1}}, 400, "speculation.draft", None),
     ({"stop_token_ids": [300]}, 400, "stop_token_ids", None),
-    ({"logprobs": True}, 400, "logprobs", None),
+    ({"logprobs": 2}, 400, "logprobs", None),
+    ({"top_logprobs": 1}, 400, "top_logprobs", None),
+    ({"logit_bias": {"300": 1}}, 400, "logit_bias", None),
     ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "messages", "context_length_exceeded"),
     ({"model": "other"}, 404, "model", "model_not_found"),
     ({"chat_template": "{{ 1 }}"}, 400, "chat_template", None),
@@ -398,3 +414,30 @@ def test_every_route_needs_a_key_except_health(model_dir: Path) -> None:
         assert gateway.get("/version", headers={"Authorization": "Bearer k3"}).status_code == 401
         for key in ("k1", "k2"):
             assert gateway.get("/version", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_each_api_key_has_an_isolation_key_that_does_not_tell_it(model_dir: Path) -> None:
+    seen = []
+    with GatewayHarness(model_dir, api_keys="k1,k2") as gateway:
+        gateway.wait_ready()
+        for key in ("k1", "k2", "k1"):
+            headers = {"Authorization": f"Bearer {key}"}
+            chat = {"messages": [{"role": "user", "content": "Hi"}]}
+            assert gateway.post("/v1/chat/completions", chat, headers=headers).status_code == 200
+            assert gateway.post("/v1/completions", {"prompt": ["a", "b"]}, headers=headers).status_code == 200
+            sent = {request.isolation_key for request in gateway.scheduler.requests[-3:]}
+            assert len(sent) == 1
+            seen += sent
+    assert seen[0] == seen[2] != seen[1]
+    assert all(len(key) == 16 for key in seen)
+    assert hashlib.sha256(b"k1").digest()[:16] != seen[0]
+
+
+def test_tokens_found_in_the_prefix_cache_are_told(gateway: GatewayHarness) -> None:
+    gateway.scheduler.num_cached_tokens = 16
+    assert gateway.chat().json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    two = gateway.post("/v1/completions", {"prompt": ["a", "b"]}).json()
+    assert two["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+    (*_, last) = events(gateway.chat(stream=True, stream_options={"include_usage": True}))
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert gateway.scheduler.requests[-1].isolation_key == b""

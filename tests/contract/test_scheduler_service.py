@@ -196,7 +196,7 @@ def _executors(run_dir: Path, pair: tuple[FakeVerifier, FakeDrafter]) -> Iterato
 
 @contextmanager
 def _process(run_dir: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {"DSPARK_RUN_DIR": str(run_dir), "PATH": "/usr/bin:/bin"}
+    environment = {"DSPARK_RUN_DIR": str(run_dir), "DSPARK_CACHE_DIR": str(run_dir / "cache"), "PATH": "/usr/bin:/bin"}
     environment |= {f"DSPARK_SCHEDULER_{name.upper()}": value for name, value in settings.items()}
     process = subprocess.Popen(
         [sys.executable, "-m", "scheduler_service"], env=environment, stderr=subprocess.PIPE, text=True
@@ -237,7 +237,7 @@ def test_the_process_serves_then_drains(tmp_path: Path) -> None:
             assert tokens == reference_text([1, 2, 3], 30, GREEDY)
         status, log = _finished(process)
         assert (status, "Traceback" in log) == (0, False), log
-        assert "cost table: step ms by token rows" in log
+        assert "step costs in ms: bias" in log
         assert not (tmp_path / "scheduler.sock").exists()
 
 

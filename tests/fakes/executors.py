@@ -266,6 +266,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         assert (request.session, request.epoch) == (self.session, 9)
         assert request.step_id > self.last_step_id
         assert request.row_slots or request.ingest_slots, "an empty Draft call"
+        assert 1 <= request.num_draft_tokens <= self.block_size
         self.last_step_id = request.step_id
         self.calls.append(request)
         self.slots.apply(request.slots)
@@ -276,11 +277,12 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         confidences: list[float] = []
         for index, slot in enumerate(request.row_slots):
             if slot in self.fail_ingest_slots:
-                reply.token_ids.extend([0] * self.block_size)
-                confidences += [float("nan")] * self.block_size
+                reply.token_ids.extend([0] * request.num_draft_tokens)
+                confidences += [float("nan")] * request.num_draft_tokens
                 continue
             anchor, position = request.row_anchor_ids[index], request.row_anchor_positions[index]
-            for draft, confidence in self._block(slot, anchor, position, request.row_rounds[index]):
+            block = self._block(slot, anchor, position, request.row_rounds[index])
+            for draft, confidence in block[: request.num_draft_tokens]:
                 reply.token_ids.append(draft)
                 confidences.append(confidence)
         reply.confidences = np.array(confidences, "<f4").tobytes()

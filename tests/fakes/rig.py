@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,6 +77,20 @@ class Rig:
         self.verifier.gate.open()
         return streams
 
+    def wait_until_idle(self) -> None:
+        """Returns when every slot and page is free; fails the test if that does not come.
+
+        After a summary the drafter may still ingest what the answer left behind.
+        """
+        deadline = time.monotonic() + 20
+        while True:
+            load = self.scheduler.load()
+            found = (load.num_running, load.num_waiting, load.num_free_slots, load.num_free_pages)
+            if found == (0, 0, load.num_slots, load.num_pages):
+                return
+            assert time.monotonic() < deadline, f"not idle: {load}"
+            time.sleep(0.001)
+
 
 @contextmanager
 def running(
@@ -88,6 +103,7 @@ def running(
     """A scheduler that is stopped at the end, after its integrity was checked (unless its loop is meant to fail)."""
     verifier, drafter = pair or fake_pair()
     values = {"verify_mode": mode, "max_num_seqs": 4, "max_batch_tokens": 48, "kv_memory": 96_000, **settings}
+    values.setdefault("guard", False)  # whether drafting pays is no matter of the fakes' times
     values.setdefault("max_prefill_decode_steps", 0)  # no calls before the first request
     scheduler = build_scheduler(
         SchedulerSettings(**values),

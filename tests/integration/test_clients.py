@@ -42,7 +42,11 @@ def test_streamed_chat_equals_the_whole_answer(client: openai.OpenAI) -> None:
         usage = chunk.usage or usage
     assert text == whole.choices[0].message.content
     assert len(text) > 10
-    assert usage == whole.usage
+    assert usage is not None
+    assert whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens_details.cached_tokens or 0) >= 16  # the prompt was there the second time
     assert whole.choices[0].finish_reason in ("stop", "length")
 
 

@@ -30,6 +30,16 @@ from service_kit.settings import CommonSettings
 SERVICES = ("verifier", "drafter", "scheduler", "gateway")
 NUM_TOKENS = 24
 
+CONTROLS: dict[str, Any] = {
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"80": 2, "81": -100},
+    "bad_words": ["w300"],
+    "min_tokens": 3,
+    "logprobs": 2,
+    "echo": True,
+}
+
 Serve = Callable[..., contextlib.AbstractContextManager[RunningServer]]
 
 
@@ -76,9 +86,15 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_drafts(serve: 
     with serve("off") as server:
         plain = _complete(server, temperature=0)
         plain_seeded = _complete(server, **seeded)
+        plain_controlled = [_complete(server, **CONTROLS, **each)["choices"] for each in ({"temperature": 0}, seeded)]
     with serve("static") as server:
         drafted = _complete(server, temperature=0)
         assert _complete(server, **seeded)["choices"] == plain_seeded["choices"]
+        controlled = [_complete(server, **CONTROLS, **each)["choices"] for each in ({"temperature": 0}, seeded)]
+        assert controlled == plain_controlled
+        assert controlled[1][0]["token_ids"] != plain_seeded["choices"][0]["token_ids"]
+        assert controlled[0][0]["text"].startswith("hello")
+        assert len(controlled[0][0]["logprobs"]["token_logprobs"]) == len("hello") + NUM_TOKENS
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60).status_code == 200
     prompt = torch.tensor([plain["choices"][0]["prompt_token_ids"]])

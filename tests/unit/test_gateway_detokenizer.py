@@ -94,3 +94,36 @@ def test_a_stop_string_inside_a_step_cuts_text_and_tokens(num_accepted: int) -> 
 def test_pieces_say_which_tokens_were_drafts() -> None:
     detokenizer = Detokenizer(table([b"a", b"", b"c"]))
     assert detokenizer.push([0, 1, 2], 2).pieces == (Piece("a", True), Piece("", True), Piece("c", False))
+
+
+@pytest.mark.parametrize("step_len", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("min_tokens", "text"),
+    [
+        (0, ""),
+        (1, ""),  # "ab" is complete with the second token
+        (2, "ab<"),  # the "ab" within two tokens does not count, the one that ends the fifth does
+        (3, "ab<"),
+        (5, "ab<ab<€"),
+        (99, "ab<ab<€<b"),
+    ],
+)
+def test_stop_strings_within_the_first_tokens_do_not_count(min_tokens: int, text: str, step_len: int) -> None:
+    tokens = [piece.encode() for piece in ("a", "b", "<", "a", "b", "<", "€", "<", "b")]
+    detokenizer = Detokenizer(table(tokens), ["ab", "<b"], min_tokens)
+    found = ""
+    for start in range(0, len(tokens), step_len):
+        ids = list(range(start, min(start + step_len, len(tokens))))
+        step = detokenizer.push(ids, 0, is_last=start + step_len >= len(tokens))
+        found += "".join(piece.text for piece in step.pieces)
+        if step.is_stopped:
+            break
+    assert found == text
+
+
+def test_a_shorter_stop_string_in_what_is_held_back_does_not_count_later() -> None:
+    tokens = [b"x", b"a", b"b", b"c", b"d"]
+    detokenizer = Detokenizer(table(tokens), ["xabcy", "ab"], min_tokens=3)
+    steps = [detokenizer.push([token_id], 0, is_last=token_id == 4) for token_id in range(5)]
+    assert not any(step.is_stopped for step in steps)
+    assert "".join(piece.text for step in steps for piece in step.pieces) == "xabcd"

@@ -50,12 +50,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"presence_penalty": False}, "presence_penalty"),
     ({"frequency_penalty": "x"}, "frequency_penalty"),
-    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": "5"}}, "logit_bias"),
+    ({"logit_bias": {"-1": 5}}, "logit_bias"),
+    ({"logit_bias": {"1": 5, "01": 5}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"bad_words": "x"}, "bad_words"),
+    ({"bad_words": ["x", " "]}, "bad_words"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
+    ({"min_tokens": -1}, "min_tokens"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -124,12 +136,34 @@ def test_values_are_brought_into_the_schedulers_form() -> None:
             "max_tokens": 4,
             "max_completion_tokens": 8.0,
             "stop": "a",
+            "logit_bias": {"7": 2, "3": -1.5},
+            "min_tokens": 2.0,
+            "frequency_penalty": 1,
         },
         SETTINGS,
     )
     sampling = request.sampling()
     assert (sampling.top_k, sampling.seed, sampling.temperature) == (0, 2**64 - 1, 0.0)
     assert (request.token_limit, request.stop) == (8, ("a",))
+    assert (sampling.logit_bias, sampling.min_tokens) == (((7, 2.0), (3, -1.5)), 2)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (1.0, None)
+
+
+def test_log_probabilities_of_both_endpoints() -> None:
+    chat = [{"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 20}, {"top_logprobs": 0}]
+    assert [parse_request(ChatRequest, CHAT | fields, SETTINGS).num_logprobs for fields in chat] == [None, 0, 20, None]
+    completion: list[dict[str, Any]] = [{"logprobs": False}, {}, {"logprobs": 0}, {"logprobs": 5, "echo": True}]
+    parsed = [parse_request(CompletionRequest, {"prompt": "a"} | fields, SETTINGS) for fields in completion]
+    assert [(request.num_logprobs, request.echoes) for request in parsed] == [
+        (None, False),
+        (None, False),
+        (0, False),
+        (5, True),
+    ]
+    for fields, field in (({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"echo": 1}, "echo")):
+        with pytest.raises(InvalidRequestError) as caught:
+            parse_request(CompletionRequest, {"prompt": "a"} | fields, SETTINGS)
+        assert caught.value.field == field
 
 
 def test_messages_are_tolerant_where_clients_are_sloppy() -> None:

@@ -55,7 +55,17 @@ def test_integrity_sees_a_leak_and_a_stranger() -> None:
         pages.check_integrity([[0, 1, 2]])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free"]), st.integers(0, 5)), max_size=60))
+def named(pages: PageAllocator) -> set[int]:
+    found = (pages.find(bytes([name])) for name in range(6))
+    return {page for page in found if page is not None}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["allocate", "share", "free", "name", "take", "forget"]), st.integers(0, 5)),
+        max_size=60,
+    )
+)
 def test_any_sequence_of_operations_keeps_the_books(operations: list[tuple[str, int]]) -> None:
     pages = PageAllocator(8, 4)
     holders: list[list[int]] = []
@@ -68,5 +78,66 @@ def test_any_sequence_of_operations_keeps_the_books(operations: list[tuple[str, 
             holders.append(shared)
         elif operation == "free" and holders:
             pages.free(holders.pop(argument % len(holders)))
+        elif operation == "name" and holders and holders[-1] and holders[-1][0] not in named(pages):
+            pages.set_name(holders[-1][0], bytes([argument]))
+        elif operation == "take" and (found := pages.find(bytes([argument]))) is not None:
+            pages.share([found])
+            holders.append([found])
+        elif operation == "forget":
+            pages.forget(range(argument))
         pages.check_integrity(holders)
         assert pages.num_free == 8 - len({page for holder in holders for page in holder})
+
+
+def test_named_pages_outlive_their_last_reference_and_go_when_the_pool_needs_them() -> None:
+    pages = PageAllocator(4, 4)
+    chain = pages.allocate(3)
+    for page, name in zip(chain, (b"0", b"1", b"2"), strict=True):
+        pages.set_name(page, name)
+        pages.mark_draft_context(page)
+    pages.free(chain)
+    assert (pages.num_free, pages.num_idle) == (4, 3)
+    pages.check_integrity([])
+    taken = pages.allocate(2)  # the free one, then the end of the chain: what it starts with is of use alone
+    assert chain[2] in taken
+    assert [pages.find(name) for name in (b"0", b"1", b"2")] == [chain[0], chain[1], None]
+    assert not pages.has_draft_context([chain[2]])
+    pages.share([chain[0]])
+    assert pages.num_idle == 1
+    assert pages.has_draft_context([chain[0]])
+    pages.free([chain[0]])
+    pages.allocate(1)  # page 1 of the chain was used less recently than page 0
+    assert [pages.find(name) for name in (b"0", b"1")] == [chain[0], None]
+    pages.check_integrity([taken, [chain[1]]])
+
+
+def test_a_name_moves_to_the_page_that_is_given_it() -> None:
+    pages = PageAllocator(2, 4)
+    (first,) = pages.allocate(1)
+    pages.set_name(first, b"x")
+    pages.free([first])
+    (second,) = pages.allocate(1)
+    pages.set_name(second, b"x")
+    assert (pages.find(b"x"), pages.num_idle) == (second, 0)
+    with pytest.raises(AssertionError, match="has a name"):
+        pages.set_name(second, b"y")
+    with pytest.raises(AssertionError, match="is free"):
+        pages.set_name(first, b"y")
+    pages.check_integrity([[second]])
+
+
+def test_new_epochs() -> None:
+    pages = PageAllocator(3, 4)
+    held, idle = pages.allocate(2)
+    for page in (held, idle):
+        pages.set_name(page, bytes([page]))
+        pages.mark_draft_context(page)
+    pages.free([idle])
+    pages.clear_draft_context()  # of the drafter
+    assert not pages.has_draft_context([held])
+    assert pages.num_idle == 1
+    pages.mark_draft_context(held)
+    pages.forget_all()  # of the verifier
+    assert not pages.has_draft_context([held])
+    assert (pages.num_idle, pages.num_free, pages.find(bytes([held]))) == (0, 2, None)
+    pages.check_integrity([[held]])

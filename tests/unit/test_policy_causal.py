@@ -87,7 +87,8 @@ def test_costs_are_asked_for_the_step_as_it_is() -> None:
     confidences = np.array([[0.5, 0.0], [0.9, 0.9]], np.float32)
     batch = DraftedBatch(confidences, [2, 1], 3, 40, contexts=[7, 8], num_rows=5, num_context=99.0)
     CausalPolicy(Costs()).windows(batch)
-    assert asked == [(StepWork(num_rows=5, num_drafted=2, num_tokens=40, num_context=99.0), [8.0, 7.0])]
+    work = StepWork(num_rows=5, num_drafted=2, num_tokens=40, num_context=99.0, block_len=2)
+    assert asked == [(work, [8.0, 7.0])]
 
 
 def test_nothing_allowed_and_nothing_usable() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from exact_rounds import FreeCosts
 
-from scheduler_service.cost_table import CostTable
+from scheduler_service.cost_model import CostModel
 from scheduler_service.policy import DraftedBatch, PolicyOptions, VerifyPolicy, commit_cut, create_policy
 from scheduler_service.policy.cap_accept import CapAcceptPolicy
 from scheduler_service.policy.causal import CausalPolicy
@@ -86,9 +86,9 @@ def test_modes() -> None:
     assert fixed.verify_lens(_batch(4, 4, 4)) == [2, 2, 2]
 
 
-def test_a_cost_table_is_the_costs_of_a_policy() -> None:
-    table = CostTable(np.array([0, 10, 15, 20, 25, 30.0]), np.array([0, 90.0]))
-    policy = create_policy("compact", table)
+def test_a_cost_model_is_the_costs_of_a_policy() -> None:
+    model = CostModel(10.0, 0.0, 0.0, np.array([0, 0, 5, 10, 15, 20.0]), {4: np.array([0, 90.0])})
+    policy = create_policy("compact", model)
     assert policy is not None
     batch = DraftedBatch(np.full((1, 4), 0.9, np.float32), [4], num_emitting=1, num_tokens=1)
     assert policy.verify_lens(batch) == [4]  # drafting is paid for, so rows are relatively cheap
@@ -96,7 +96,7 @@ def test_a_cost_table_is_the_costs_of_a_policy() -> None:
 
 @pytest.mark.parametrize("mode", ["compact", "cap-accept"])
 def test_a_schedule_needs_costs(mode: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"verify_mode {mode} needs a cost table"):
+    with pytest.raises(ConfigurationError, match=f"verify_mode {mode} needs measured costs"):
         create_policy(mode, None)
 
 

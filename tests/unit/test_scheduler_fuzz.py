@@ -14,21 +14,28 @@ from kernels.sampling import Regime, SlotSampling
 from scheduler_service.request import FinishReason, SamplingOptions
 
 
-@pytest.mark.parametrize("mode", ["off", "static", "compact"])
+@pytest.mark.parametrize("mode", ["off", "static", "compact", "cap-accept"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traffic(mode: str, seed: int) -> None:
     dice = random.Random(seed)
     pair = fake_pair(quality=dice.choice([0.3, 0.8, 1.0]))
     page_bytes = 1000 if mode == "off" else 1500
     settings = {"kv_memory": dice.randint(16, 30) * page_bytes, "max_batch_tokens": dice.choice([8, 24, 64])}
-    with running(mode, pair, **settings, feature_ring_rows=dice.choice([6, 9, 64])) as rig:
+    settings |= {"feature_ring_rows": dice.choice([6, 9, 64]), "prefix_cache": dice.choice(["isolated", "shared"])}
+    stems = [[dice.randint(1, 49) for _ in range(24)] for _ in range(3)]
+    settings |= {"guard": seed % 2 == 0, "guard_probe_share": 0.3}
+    with running(mode, pair, **settings) as rig:
         streams: list[tuple[Stream, list[int], int | None, int]] = []
         for _ in range(14):
-            prompt = [dice.randint(1, 49) for _ in range(dice.randint(1, 40))]
+            prompt = dice.choice(stems)[: dice.randint(0, 24)] + [
+                dice.randint(1, 49) for _ in range(dice.randint(1, 16))
+            ]
             key = dice.choice([None, dice.randint(0, 2**64 - 1)])
             sampling = SamplingOptions(temperature=0.0) if key is None else SamplingOptions(seed=key)
             num_choices = dice.choice([1, 1, 2, 3]) if len(prompt) < 24 else 1
-            stream = rig.submit(prompt, dice.randint(1, 30), sampling=sampling, num_choices=num_choices)
+            tenant = dice.choice([b"a", b"b"])
+            spec = {"sampling": sampling, "num_choices": num_choices, "isolation_key": tenant}
+            stream = rig.submit(prompt, dice.randint(1, 30), **spec)
             streams.append((stream, prompt, key, num_choices))
             if dice.random() < 0.3:
                 victim = dice.choice(streams)[0].request
@@ -47,5 +54,5 @@ def test_random_traffic(mode: str, seed: int) -> None:
                 if ended.finish_reason is not FinishReason.ABORT:
                     assert stream.request is not None
                     assert len(text) == stream.request.max_tokens
-        load = rig.scheduler.load()
-        assert (load.num_running, load.num_waiting, load.num_free_pages) == (0, 0, load.num_pages)
+        rig.wait_until_idle()
+        assert rig.scheduler.load().num_prefix_cache_hits > 0

@@ -7,20 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from fakes.executors import PAGE_SIZE, StepGate, fake_pair, reference_text
-from fakes.rig import GREEDY, Rig, running
+from fakes.rig import GREEDY, running
 
 from scheduler_service.request import FinishReason, SamplingOptions
 from service_kit.errors import InvalidRequestError, QueueFullError, SessionMismatchError, UnavailableError
-
-
-def _all_free(rig: Rig) -> bool:
-    load = rig.scheduler.load()
-    return (load.num_running, load.num_waiting, load.num_free_slots, load.num_free_pages) == (
-        0,
-        0,
-        load.num_slots,
-        load.num_pages,
-    )
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -39,7 +29,7 @@ def test_preemption_recomputes_and_never_fails(mode: str) -> None:
         for prompt, stream in zip(prompts, streams, strict=True):
             assert stream.text() == reference_text(prompt, 30, GREEDY)
         assert rig.scheduler.load().num_preemptions > 0
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 def test_the_round_survives_preemption() -> None:
@@ -64,7 +54,7 @@ def test_choices_share_the_prompts_full_pages(max_batch_tokens: int) -> None:
         # Choice 0 computes 30 positions, the others the tail behind 7 full pages.
         assert rig.scheduler.load().ledger.num_prefill_tokens == 30 + 3 * 2
         assert all(choice.num_accepted for choice in stream.wait().choices)
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 @pytest.mark.parametrize("when", ["at once", "after the first chunk"])
@@ -80,7 +70,7 @@ def test_choice_0_leaves_while_the_others_need_its_prompt(when: str) -> None:
         for choice in (1, 2):
             assert stream.text(choice) == reference_text(prompt, 12, GREEDY)
         assert stream.wait().choices[0].finish_reason is FinishReason.ABORT
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 def test_choices_with_preemption() -> None:
@@ -91,7 +81,7 @@ def test_choices_with_preemption() -> None:
             assert streams[0].text(choice) == reference_text(prompt, 30, GREEDY)
         assert streams[1].text() == reference_text([7], 30, GREEDY)
         assert rig.scheduler.load().num_preemptions > 0
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 @pytest.mark.parametrize("mode", ["off", "static"])
@@ -110,7 +100,7 @@ def test_abort_at_any_point(mode: str, num_steps: int) -> None:
         assert doomed.wait().choices[0].finish_reason is FinishReason.ABORT
         assert other.text() == reference_text([2] * 9, 40, GREEDY)
         rig.scheduler.abort("never heard of")
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 def test_a_stop_string_is_a_finish() -> None:
@@ -130,7 +120,7 @@ def test_twenty_clients_vanish() -> None:
         for stream in streams:
             assert stream.request is not None
             rig.scheduler.end(stream.request)
-        _wait_for(lambda: _all_free(rig))
+        rig.wait_until_idle()
 
 
 def test_the_queue_is_bounded() -> None:
@@ -202,7 +192,7 @@ def test_a_row_that_keeps_failing_ends_alone() -> None:
         assert bad.wait().error == "no such page"
         assert bad.wait().choices[0].finish_reason is FinishReason.ERROR
         assert good.text() == reference_text([3, 4], 9, GREEDY)
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 def test_a_lost_draft_context_means_plain_decoding() -> None:
@@ -252,7 +242,7 @@ def test_drain_feeds_running_streams_and_refuses_new_ones() -> None:
         rig.verifier.gate.open()
         assert rig.scheduler.drain(10)
         assert stream.text() == reference_text([1, 2], 20, GREEDY)
-        assert _all_free(rig)
+        rig.wait_until_idle()
 
 
 def test_drafts_take_no_page_from_a_running_request() -> None:

@@ -148,7 +148,7 @@ def test_a_long_context_takes_rows_from_its_chunk() -> None:
     far.computed = 440
     near = _admit(batch, 30, decoding=False)
     rows = plan_step(batch).rows
-    assert [(row.sequence, row.num_tokens) for row in rows[1:]] == [(far, 8), (near, 4)]
+    assert [(row.sequence, row.num_tokens) for row in rows[1:]] == [(far, 6), (near, 12)]
 
 
 def test_chunks_of_one_step_share_its_time() -> None:
@@ -233,3 +233,42 @@ def test_a_release_makes_what_was_pending_moot() -> None:
     taken = updates.take()
     assert taken == SlotUpdates([1], {1: sampling, 2: sampling}, [2, 1], [3, 0], [7, 8])
     assert updates == SlotUpdates()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_to_end() -> None:
+    batch = _batch(max_model_len=512, num_pages=400, block_size=0, feature_ring_rows=0)
+    for prompt_len in (400, 300, 3):
+        _admit(batch, prompt_len, decoding=False)
+    rows = plan_step(batch).rows
+    assert [(row.num_tokens, row.emits) for row in rows] == [(24, False), (6, False), (2, False)]
+    batch.release(batch.running[1])
+    assert [(row.num_tokens, row.emits) for row in plan_step(batch).rows] == [(29, False), (3, True)]
+
+
+def test_no_number_of_short_prompts_starves_a_long_one() -> None:
+    batch = _batch(max_model_len=512, num_pages=400, block_size=0, feature_ring_rows=0)
+    long = _admit(batch, 400, decoding=False)
+    num_steps = 0
+    while not long.is_decoding:
+        while len(batch.running) < 8:
+            _admit(batch, 9, max_tokens=1, decoding=False)
+        for row in plan_step(batch).rows:
+            row.sequence.computed += row.num_tokens
+            if row.emits:
+                row.sequence.tokens.append(7)
+                if row.sequence is not long:
+                    batch.release(row.sequence)
+        num_steps += 1
+    assert num_steps == -(-400 // 24)  # three quarters of every step
+
+
+def test_nobody_overtakes_who_waits_for_pages() -> None:
+    batch = _batch(num_pages=8)
+    old = _admit(batch, 12, decoding=False)
+    for name, size in (("long", 28), ("short", 1)):
+        batch.enqueue(accept_request(GenerateSpec(name, [1] * size), batch.limits, lambda event: None))
+    assert list(batch.admit()) == []
+    batch.release(old)
+    assert [sequence.request.request_id for sequence in batch.admit()] == ["long"]
+    batch.release(batch.running[0])
+    assert [sequence.request.request_id for sequence in batch.admit()] == ["short"]

@@ -80,8 +80,10 @@ def test_a_drafter_that_does_not_fit(change: dict[str, object], words: str) -> N
 
 
 def test_the_context_defaults_to_what_memory_holds() -> None:
-    roomy = compute_limits(SchedulerSettings(kv_memory=10**9), TARGET, DRAFTER)
+    roomy = compute_limits(SchedulerSettings(kv_memory=10**9, prefix_cache="off"), TARGET, DRAFTER)
     assert (roomy.max_model_len, roomy.num_pages) == (512, 16 * 32)
+    caching = compute_limits(SchedulerSettings(kv_memory=10**9), TARGET, DRAFTER)
+    assert caching.num_pages == 10**9 // 1600  # what no slot needs holds prefixes
     tight = compute_limits(SchedulerSettings(kv_memory=20 * 1600 + 5), TARGET, DRAFTER)
     assert (tight.max_model_len, tight.num_pages, tight.block_size, tight.feature_ring_rows) == (320, 20, 7, 256)
     off = compute_limits(SchedulerSettings(kv_memory=20 * 1600), TARGET, None)
@@ -110,10 +112,10 @@ def test_sizes_that_do_not_fit_name_a_setting_and_a_value_that_works(settings: d
 
 def test_executors_of_another_contract_are_refused() -> None:
     verifier, drafter = fake_pair()
-    verifier.contract_version = 2
-    with pytest.raises(ConfigurationError, match="the verifier speaks contract version 2, this scheduler 1"):
+    verifier.contract_version = 1
+    with pytest.raises(ConfigurationError, match="the verifier speaks contract version 1, this scheduler 2"):
         build_scheduler(SchedulerSettings(verify_mode="off"), InProcessTransport(verifier), None)
-    verifier.contract_version, drafter.contract_version = 1, 3
+    verifier.contract_version, drafter.contract_version = 2, 3
     with (
         pytest.raises(ConfigurationError, match="the drafter speaks contract version 3"),
         running("static", (verifier, drafter)),

@@ -103,6 +103,7 @@ def test_statistics_add_up() -> None:
     with running("static", fake_pair(quality=0.8)) as rig:
         stream = rig.submit([4, 4, 4], 40)
         choice = stream.wait().choices[0]
+        rig.wait_until_idle()
         load = rig.scheduler.load()
         assert choice.num_tokens == 40
         assert sum(choice.accepted_histogram) == choice.num_steps

@@ -96,6 +96,11 @@ def test_end_of_sequence_ids(tmp_path: Path, generation: dict[str, Any] | None, 
     [
         ({}, SamplingDefaults()),
         ({"do_sample": False, "temperature": 0.7}, SamplingDefaults(temperature=0.0)),
+        (
+            {"do_sample": False, "repetition_penalty": 1.1},
+            SamplingDefaults(temperature=0.0, repetition_penalty=1.1),
+        ),
+        ({"repetition_penalty": 1.05}, SamplingDefaults(repetition_penalty=1.05)),
         ({"do_sample": True, "temperature": 0.6, "top_k": 20}, SamplingDefaults(temperature=0.6, top_k=20)),
         ({"top_p": 0.9, "min_p": 0.1}, SamplingDefaults(top_p=0.9, min_p=0.1)),
     ],

@@ -16,20 +16,22 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateTextRequest(_message.Message):
-    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model")
+    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model", "speculation")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     prompt: str
     sampling: _scheduler_pb2.SamplingParams
     max_tokens: int
     stop: _containers.RepeatedScalarFieldContainer[str]
     model: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
+    speculation: _scheduler_pb2.SpeculationParams
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., speculation: _Optional[_Union[_scheduler_pb2.SpeculationParams, _Mapping]] = ...) -> None: ...
 
 class GenerateTextResponse(_message.Message):
     __slots__ = ("chunk", "summary")
@@ -54,13 +56,17 @@ class TextChunk(_message.Message):
     def __init__(self, pieces: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
 
 class TextSummary(_message.Message):
-    __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation")
+    __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation", "num_cached_tokens", "speculation_off_reason")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _scheduler_pb2.FinishReason
     num_prompt_tokens: int
     num_completion_tokens: int
     speculation: _scheduler_pb2.ChoiceSummary
-    def __init__(self, finish_reason: _Optional[_Union[_scheduler_pb2.FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[_scheduler_pb2.ChoiceSummary, _Mapping]] = ...) -> None: ...
+    num_cached_tokens: int
+    speculation_off_reason: str
+    def __init__(self, finish_reason: _Optional[_Union[_scheduler_pb2.FinishReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[_scheduler_pb2.ChoiceSummary, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., speculation_off_reason: _Optional[str] = ...) -> None: ...

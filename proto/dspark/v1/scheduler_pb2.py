@@ -22,41 +22,48 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64spark/v1/scheduler.proto\x12\tdspark.v1\"\xb0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"\xd5\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x13\n\x0bnum_choices\x18\x07 \x01(\rB\r\n\x0b_max_tokens\"r\n\x10GenerateResponse\x12&\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x15.dspark.v1.TokenChunkH\x00\x12-\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.dspark.v1.GenerateSummaryH\x00\x42\x07\n\x05\x65vent\"\x8b\x01\n\nTokenChunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x14\n\x0cnum_verified\x18\x04 \x01(\r\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.dspark.v1.FinishReason\"\xd3\x01\n\rChoiceSummary\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.dspark.v1.FinishReason\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_verified\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12\x1a\n\x12\x61\x63\x63\x65pted_histogram\x18\x08 \x03(\r\"\x86\x01\n\x0fGenerateSummary\x12)\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x18.dspark.v1.ChoiceSummary\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x1e\n\x16speculation_off_reason\x18\x04 \x01(\t\"k\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.dspark.v1.FinishReasonB\t\n\x07_choice\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xa5\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x13\n\x0bverify_mode\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x34\n\x11sampling_defaults\x18\t \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x1e\n\x16speculation_off_reason\x18\n \x01(\t\x12\x16\n\x0einexact_reason\x18\x0b \x01(\t\"\x10\n\x0eGetLoadRequest\"\xd9\x03\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0enum_free_slots\x18\x03 \x01(\r\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x15\n\rnum_committed\x18\x08 \x01(\x04\x12\x13\n\x0bnum_drafted\x18\t \x01(\x04\x12\x14\n\x0cnum_verified\x18\n \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x0b \x01(\x04\x12\x17\n\x0fnum_verify_rows\x18\x0c \x01(\x04\x12\x0f\n\x07step_ns\x18\r \x01(\x04\x12\x15\n\rdraft_call_ns\x18\x0e \x01(\x04\x12\x14\n\x0cstep_call_ns\x18\x0f \x01(\x04\x12\x18\n\x10\x64rafter_model_ns\x18\x10 \x01(\x04\x12\x19\n\x11verifier_model_ns\x18\x11 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x12 \x01(\x04\x12\x1a\n\x12num_prefill_tokens\x18\x13 \x01(\x04\x12\x1a\n\x12verifier_accept_ns\x18\x14 \x01(\x04*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xa8\x02\n\x10SchedulerService\x12\x45\n\x08Generate\x12\x1a.dspark.v1.GenerateRequest\x1a\x1b.dspark.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.dspark.v1.AbortRequest\x1a\x18.dspark.v1.AbortResponse\x12O\n\x0cGetModelInfo\x12\x1e.dspark.v1.GetModelInfoRequest\x1a\x1f.dspark.v1.GetModelInfoResponse\x12@\n\x07GetLoad\x12\x19.dspark.v1.GetLoadRequest\x1a\x1a.dspark.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64spark/v1/scheduler.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\x83\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12<\n\nlogit_bias\x18\t \x03(\x0b\x32(.dspark.v1.SamplingParams.LogitBiasEntry\x12+\n\tbad_words\x18\n \x03(\x0b\x32\x18.dspark.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penalty\"i\n\x11SpeculationParams\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokens\"\xa2\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x13\n\x0bnum_choices\x18\x07 \x01(\r\x12\x15\n\risolation_key\x18\x0e \x01(\x0c\x12\x1b\n\x13\x62ypass_prefix_cache\x18\x0f \x01(\x08\x12\x31\n\x0bspeculation\x18\x10 \x01(\x0b\x32\x1c.dspark.v1.SpeculationParams\x12\x19\n\x0cnum_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x12 \x01(\rH\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"r\n\x10GenerateResponse\x12&\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x15.dspark.v1.TokenChunkH\x00\x12-\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.dspark.v1.GenerateSummaryH\x00\x42\x07\n\x05\x65vent\"\xe0\x01\n\nTokenChunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x14\n\x0cnum_verified\x18\x04 \x01(\r\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.dspark.v1.FinishReason\x12%\n\x06scores\x18\x08 \x03(\x0b\x32\x15.dspark.v1.TokenScore\x12,\n\rprompt_scores\x18\t \x03(\x0b\x32\x15.dspark.v1.TokenScore\"\xee\x01\n\rChoiceSummary\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.dspark.v1.FinishReason\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_verified\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12\x1a\n\x12\x61\x63\x63\x65pted_histogram\x18\x08 \x03(\r\x12\x19\n\x11num_drafted_steps\x18\t \x01(\r\"\xa1\x01\n\x0fGenerateSummary\x12)\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x18.dspark.v1.ChoiceSummary\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x1e\n\x16speculation_off_reason\x18\x04 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\"k\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.dspark.v1.FinishReasonB\t\n\x07_choice\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xa5\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x13\n\x0bverify_mode\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x34\n\x11sampling_defaults\x18\t \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x1e\n\x16speculation_off_reason\x18\n \x01(\t\x12\x16\n\x0einexact_reason\x18\x0b \x01(\t\"\x10\n\x0eGetLoadRequest\"\xc7\x06\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x16\n\x0enum_free_slots\x18\x03 \x01(\r\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x15\n\rnum_committed\x18\x08 \x01(\x04\x12\x13\n\x0bnum_drafted\x18\t \x01(\x04\x12\x14\n\x0cnum_verified\x18\n \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x0b \x01(\x04\x12\x17\n\x0fnum_verify_rows\x18\x0c \x01(\x04\x12\x0f\n\x07step_ns\x18\r \x01(\x04\x12\x15\n\rdraft_call_ns\x18\x0e \x01(\x04\x12\x14\n\x0cstep_call_ns\x18\x0f \x01(\x04\x12\x18\n\x10\x64rafter_model_ns\x18\x10 \x01(\x04\x12\x19\n\x11verifier_model_ns\x18\x11 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x12 \x01(\x04\x12\x1a\n\x12num_prefill_tokens\x18\x13 \x01(\x04\x12\x1a\n\x12verifier_accept_ns\x18\x14 \x01(\x04\x12\x18\n\x10num_cached_pages\x18( \x01(\r\x12 \n\x18num_prefix_cache_queries\x18) \x01(\x04\x12\x1d\n\x15num_prefix_cache_hits\x18* \x01(\x04\x12\x1a\n\x12num_uncut_accepted\x18+ \x01(\x04\x12\x1f\n\x17num_invalid_confidences\x18, \x01(\x04\x12\x19\n\x11num_drafted_steps\x18- \x01(\x04\x12\x19\n\x11predicted_gain_ns\x18. \x01(\x03\x12\x18\n\x10measured_gain_ns\x18/ \x01(\x03\x12\x17\n\x0fnum_predictions\x18\x30 \x01(\x04\x12\x19\n\x11num_capped_errors\x18\x31 \x01(\x04\x12\x14\n\x0cpredicted_ns\x18\x32 \x01(\x04\x12\x1d\n\x15predicted_measured_ns\x18\x33 \x01(\x04\x12\x1b\n\x13prediction_error_ns\x18\x34 \x01(\x04*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xa8\x02\n\x10SchedulerService\x12\x45\n\x08Generate\x12\x1a.dspark.v1.GenerateRequest\x1a\x1b.dspark.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.dspark.v1.AbortRequest\x1a\x18.dspark.v1.AbortResponse\x12O\n\x0cGetModelInfo\x12\x1e.dspark.v1.GetModelInfoRequest\x1a\x1f.dspark.v1.GetModelInfoResponse\x12@\n\x07GetLoad\x12\x19.dspark.v1.GetLoadRequest\x1a\x1a.dspark.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1984
-  _globals['_FINISHREASON']._serialized_end=2129
-  _globals['_SAMPLINGPARAMS']._serialized_start=41
-  _globals['_SAMPLINGPARAMS']._serialized_end=217
-  _globals['_GENERATEREQUEST']._serialized_start=220
-  _globals['_GENERATEREQUEST']._serialized_end=433
-  _globals['_GENERATERESPONSE']._serialized_start=435
-  _globals['_GENERATERESPONSE']._serialized_end=549
-  _globals['_TOKENCHUNK']._serialized_start=552
-  _globals['_TOKENCHUNK']._serialized_end=691
-  _globals['_CHOICESUMMARY']._serialized_start=694
-  _globals['_CHOICESUMMARY']._serialized_end=905
-  _globals['_GENERATESUMMARY']._serialized_start=908
-  _globals['_GENERATESUMMARY']._serialized_end=1042
-  _globals['_ABORTREQUEST']._serialized_start=1044
-  _globals['_ABORTREQUEST']._serialized_end=1151
-  _globals['_ABORTRESPONSE']._serialized_start=1153
-  _globals['_ABORTRESPONSE']._serialized_end=1168
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1170
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1191
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1194
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1487
-  _globals['_GETLOADREQUEST']._serialized_start=1489
-  _globals['_GETLOADREQUEST']._serialized_end=1505
-  _globals['_GETLOADRESPONSE']._serialized_start=1508
-  _globals['_GETLOADRESPONSE']._serialized_end=1981
-  _globals['_SCHEDULERSERVICE']._serialized_start=2132
-  _globals['_SCHEDULERSERVICE']._serialized_end=2428
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=3163
+  _globals['_FINISHREASON']._serialized_end=3308
+  _globals['_SAMPLINGPARAMS']._serialized_start=64
+  _globals['_SAMPLINGPARAMS']._serialized_end=579
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=410
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=458
+  _globals['_SPECULATIONPARAMS']._serialized_start=581
+  _globals['_SPECULATIONPARAMS']._serialized_end=686
+  _globals['_GENERATEREQUEST']._serialized_start=689
+  _globals['_GENERATEREQUEST']._serialized_end=1107
+  _globals['_GENERATERESPONSE']._serialized_start=1109
+  _globals['_GENERATERESPONSE']._serialized_end=1223
+  _globals['_TOKENCHUNK']._serialized_start=1226
+  _globals['_TOKENCHUNK']._serialized_end=1450
+  _globals['_CHOICESUMMARY']._serialized_start=1453
+  _globals['_CHOICESUMMARY']._serialized_end=1691
+  _globals['_GENERATESUMMARY']._serialized_start=1694
+  _globals['_GENERATESUMMARY']._serialized_end=1855
+  _globals['_ABORTREQUEST']._serialized_start=1857
+  _globals['_ABORTREQUEST']._serialized_end=1964
+  _globals['_ABORTRESPONSE']._serialized_start=1966
+  _globals['_ABORTRESPONSE']._serialized_end=1981
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1983
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2004
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2007
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2300
+  _globals['_GETLOADREQUEST']._serialized_start=2302
+  _globals['_GETLOADREQUEST']._serialized_end=2318
+  _globals['_GETLOADRESPONSE']._serialized_start=2321
+  _globals['_GETLOADRESPONSE']._serialized_end=3160
+  _globals['_SCHEDULERSERVICE']._serialized_start=3311
+  _globals['_SCHEDULERSERVICE']._serialized_end=3607
 # @@protoc_insertion_point(module_scope)

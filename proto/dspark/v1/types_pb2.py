@@ -24,21 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/types.proto\x12\tdspark.v1\"\x8f\x01\n\rSlotAdmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12!\n\x06regime\x18\x02 \x01(\x0e\x32\x11.dspark.v1.Regime\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x0b\n\x03key\x18\x07 \x01(\x04\"\x89\x01\n\x0bSlotUpdates\x12\x10\n\x08releases\x18\x01 \x03(\r\x12,\n\nadmissions\x18\x02 \x03(\x0b\x32\x18.dspark.v1.SlotAdmission\x12\x12\n\npage_slots\x18\x03 \x03(\r\x12\x14\n\x0cpage_indices\x18\x04 \x03(\r\x12\x10\n\x08page_ids\x18\x05 \x03(\r\"C\n\x0bPhaseTiming\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\x12\x10\n\x08start_ns\x18\x03 \x01(\x04\")\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t*]\n\x06Regime\x12\x16\n\x12REGIME_UNSPECIFIED\x10\x00\x12\x11\n\rREGIME_GREEDY\x10\x01\x12\x12\n\x0eREGIME_COUPLED\x10\x02\x12\x14\n\x10REGIME_REJECTION\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/types.proto\x12\tdspark.v1\"\xb9\x01\n\rSlotAdmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12!\n\x06regime\x18\x02 \x01(\x0e\x32\x11.dspark.v1.Regime\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x0b\n\x03key\x18\x07 \x01(\x04\x12(\n\x06target\x18\x08 \x01(\x0b\x32\x18.dspark.v1.TargetOptions\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xa2\x03\n\rTargetOptions\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x02 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x03 \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x04 \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x05 \x03(\x02\x12\x32\n\x10\x62\x61nned_sequences\x18\x06 \x03(\x0b\x32\x18.dspark.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x16\n\x0etext_token_ids\x18\t \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\n \x01(\r\x12\x19\n\x0cnum_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0c \x01(\rH\x02\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"X\n\nTokenScore\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x89\x01\n\x0bSlotUpdates\x12\x10\n\x08releases\x18\x01 \x03(\r\x12,\n\nadmissions\x18\x02 \x03(\x0b\x32\x18.dspark.v1.SlotAdmission\x12\x12\n\npage_slots\x18\x03 \x03(\r\x12\x14\n\x0cpage_indices\x18\x04 \x03(\r\x12\x10\n\x08page_ids\x18\x05 \x03(\r\"C\n\x0bPhaseTiming\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\x12\x10\n\x08start_ns\x18\x03 \x01(\x04\")\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t*]\n\x06Regime\x12\x16\n\x12REGIME_UNSPECIFIED\x10\x00\x12\x11\n\rREGIME_GREEDY\x10\x01\x12\x12\n\x0eREGIME_COUPLED\x10\x02\x12\x14\n\x10REGIME_REJECTION\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGIME']._serialized_start=434
-  _globals['_REGIME']._serialized_end=527
+  _globals['_REGIME']._serialized_start=1023
+  _globals['_REGIME']._serialized_end=1116
   _globals['_SLOTADMISSION']._serialized_start=37
-  _globals['_SLOTADMISSION']._serialized_end=180
-  _globals['_SLOTUPDATES']._serialized_start=183
-  _globals['_SLOTUPDATES']._serialized_end=320
-  _globals['_PHASETIMING']._serialized_start=322
-  _globals['_PHASETIMING']._serialized_end=389
-  _globals['_ROWFAILURE']._serialized_start=391
-  _globals['_ROWFAILURE']._serialized_end=432
+  _globals['_SLOTADMISSION']._serialized_end=222
+  _globals['_TOKENSEQUENCE']._serialized_start=224
+  _globals['_TOKENSEQUENCE']._serialized_end=258
+  _globals['_TARGETOPTIONS']._serialized_start=261
+  _globals['_TARGETOPTIONS']._serialized_end=679
+  _globals['_TOKENSCORE']._serialized_start=681
+  _globals['_TOKENSCORE']._serialized_end=769
+  _globals['_SLOTUPDATES']._serialized_start=772
+  _globals['_SLOTUPDATES']._serialized_end=909
+  _globals['_PHASETIMING']._serialized_start=911
+  _globals['_PHASETIMING']._serialized_end=978
+  _globals['_ROWFAILURE']._serialized_start=980
+  _globals['_ROWFAILURE']._serialized_end=1021
 # @@protoc_insertion_point(module_scope)

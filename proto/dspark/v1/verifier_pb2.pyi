@@ -50,16 +50,18 @@ class VerifierServiceGetInfoResponse(_message.Message):
     def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., weight_format_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
+    repetition_penalty: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class VerifierServiceAttachRequest(_message.Message):
     __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena")
@@ -122,18 +124,30 @@ class StepRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings")
+    __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings", "scores", "prompt_scores")
     VERIFY_LENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     verify_lens: _containers.RepeatedScalarFieldContainer[int]
     accepted_lens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowFailure]
     timings: _containers.RepeatedCompositeFieldContainer[_types_pb2.PhaseTiming]
-    def __init__(self, verify_lens: _Optional[_Iterable[int]] = ..., accepted_lens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ...) -> None: ...
+    scores: _containers.RepeatedCompositeFieldContainer[RowScores]
+    prompt_scores: _containers.RepeatedCompositeFieldContainer[RowScores]
+    def __init__(self, verify_lens: _Optional[_Iterable[int]] = ..., accepted_lens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ...) -> None: ...
+
+class RowScores(_message.Message):
+    __slots__ = ("row", "scores")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    scores: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenScore]
+    def __init__(self, row: _Optional[int] = ..., scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("num_tokens", "context_len", "repeats")
