@@ -91,9 +91,16 @@ class DraftGate(ABC):
         """A step without drafts took `elapsed_ns`. `is_steady`: the one before it had none either."""
 
     def observe_drafted(
-        self, shape: StepShape, decision: DraftDecision, rounds: Sequence[DraftedRound], elapsed_ns: int
+        self,
+        shape: StepShape,
+        decision: DraftDecision,
+        rounds: Sequence[DraftedRound],
+        elapsed_ns: int,
+        *,
+        is_steady: bool,
     ) -> float:
-        """A step with drafts took `elapsed_ns`; returns the time that it saved against plain decoding, 0 if unknown."""
+        """A step with drafts took `elapsed_ns`; returns the time that it saved against plain decoding, 0 if unknown.
+        `is_steady`: the drafter had no more to ingest than a step brings."""
         return 0.0
 
     @property

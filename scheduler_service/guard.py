@@ -229,7 +229,13 @@ class Guard(DraftGate):
             self._correction.add_plain(elapsed_ns, predicted_ns, is_audit=self._is_drafting)
 
     def observe_drafted(
-        self, shape: StepShape, decision: DraftDecision, rounds: Sequence[DraftedRound], elapsed_ns: int
+        self,
+        shape: StepShape,
+        decision: DraftDecision,
+        rounds: Sequence[DraftedRound],
+        elapsed_ns: int,
+        *,
+        is_steady: bool,
     ) -> float:
         """See `DraftGate`."""
         if not shape.num_decoding:
@@ -247,7 +253,8 @@ class Guard(DraftGate):
             - self._costs.plain_ns(shape.num_decoding, shape.num_decoding, shape.decode_context)
         )
         gain_ns = plain_ns / shape.num_decoding * accepted - (elapsed - prefill_ns - plain_ns)
-        self._correction.add_drafted(elapsed, predicted_ns)
+        if is_steady:
+            self._correction.add_drafted(elapsed, predicted_ns)
         self._earn(gain_ns / plain_ns)
         for each in rounds:
             _of(each.history).add(each.num_drafted, each.num_verified, each.num_accepted)

@@ -53,6 +53,8 @@ class StepPlan:
     rows: list[PlannedRow] = field(default_factory=list)
     ingests: list[Sequence] = field(default_factory=list)
     """Sequences whose computed positions the drafter ingests first."""
+    num_ingested: int = 0
+    """Positions of theirs."""
     decision: DraftDecision = NOTHING
     drafted: list[PlannedRow] = field(default_factory=list)
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
@@ -82,6 +84,7 @@ def plan_step(batch: Batch) -> StepPlan:
     plan.rows = decoding + _plan_chunks(batch, chunks, budget, is_decoding=bool(decoding))
     if batch.limits.block_size:
         plan.ingests = _plan_ingests(batch, plan.rows)
+        plan.num_ingested = sum(sequence.computed - sequence.ingested for sequence in plan.ingests)
     return plan
 
 

@@ -247,10 +247,13 @@ class StepEngine:
         num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
         shape = step_shape(decoding, num_prefill)
         is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
+        ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)
         if plan.drafted:
             self._ledger.num_drafted_steps += 1
             self._ledger.predicted_gain_ns += round(plan.decision.gain_ns)
-            self._ledger.measured_gain_ns += round(gate.observe_drafted(shape, plan.decision, rounds, elapsed_ns))
+            self._ledger.measured_gain_ns += round(
+                gate.observe_drafted(shape, plan.decision, rounds, elapsed_ns, is_steady=ingests_little)
+            )
         else:
             gate.observe_plain(shape, elapsed_ns, is_steady=is_steady)
         if self._costs is not None and not num_prefill and (plan.drafted or is_steady):
@@ -259,7 +262,9 @@ class StepEngine:
             work = StepWork(
                 len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
             )
-            self._costs.observe(work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns)
+            self._costs.observe(
+                work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns if ingests_little else 0
+            )
             self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:

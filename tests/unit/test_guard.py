@@ -92,7 +92,7 @@ class Engine:
             elapsed = self.real.plain_ns(count, count + verified * len(decision.rows), 0)
             elapsed += self.real.draft_ns(len(decision.rows), decision.num_slots)
             elapsed *= self._luck()
-            self.guard.observe_drafted(shape, decision, rounds, round(elapsed))
+            self.guard.observe_drafted(shape, decision, rounds, round(elapsed), is_steady=True)
         self.time_ns += elapsed
         for row, more in zip(self.rows, accepted, strict=True):
             row.context_len += 1 + more
@@ -245,7 +245,7 @@ def test_prefill_beside_the_rows_is_nobodys_loss() -> None:
     num_slots = decision.num_slots
     elapsed = CHEAP.plain_ns(2, 101 + num_slots, 0) + CHEAP.draft_ns(1, num_slots)
     gain_ns = guard.observe_drafted(
-        shape, decision, [DraftedRound(history, num_slots, num_slots, num_slots)], round(elapsed)
+        shape, decision, [DraftedRound(history, num_slots, num_slots, num_slots)], round(elapsed), is_steady=True
     )
     added = elapsed - CHEAP.plain_ns(2, 101, 0)
     assert gain_ns == pytest.approx(num_slots * CHEAP.plain_ns(1, 1, 0) - added, rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -34,9 +35,16 @@ class ScriptedGate(DraftGate):
         self.num_steady += is_steady
 
     def observe_drafted(
-        self, shape: StepShape, decision: DraftDecision, rounds: Sequence[DraftedRound], elapsed_ns: int
+        self,
+        shape: StepShape,
+        decision: DraftDecision,
+        rounds: Sequence[DraftedRound],
+        elapsed_ns: int,
+        *,
+        is_steady: bool,
     ) -> float:
         self.rounds += rounds
+        self.num_steady += is_steady
         return -7.0
 
     @property
@@ -88,6 +96,7 @@ def test_drafting_resumes_with_the_whole_context(ring_rows: int, quality: float)
             assert stream.text() == reference_text(prompt, 36, GREEDY)
         assert len(gate.rounds) > 3
         assert {each.num_drafted for each in gate.rounds} <= {1, 2, 3}
+        assert gate.num_steady > 0
         if quality == 1.0:
             assert all(each.num_accepted == each.num_verified == each.num_drafted for each in gate.rounds)
 
@@ -160,8 +169,7 @@ def test_the_guard_itself_changes_no_text(is_chained: bool) -> None:
     prompts = [[1 + (11 * i + 5 * j) % 49 for j in range(1 + (7 * i) % 23)] for i in range(9)]
     with running("compact", guard=True, guard_probe_share=0.5, chain_plain_steps=is_chained) as rig:
         for prompt, stream in zip(prompts, rig.submit_all(prompts, 30), strict=True):
-            assert stream.text() == reference_text(prompt, 30, GREEDY)
-        assert rig.scheduler.load().ledger.num_drafted > 0
+            assert stream.text() == reference_text(prompt, 30, GREEDY)  # what is drafted depends on measured times
 
 
 def test_nothing_is_sent_behind_a_step_whose_end_is_not_known() -> None:
@@ -180,7 +188,10 @@ def test_choices_draft_although_the_one_that_computed_their_prompt_left_before_i
         gate = _scripted(rig, ScriptedGate(lambda context_len: context_len >= 45))
         rig.verifier.gate = StepGate(6)
         stream = rig.submit(prompt, 30, num_choices=3)
-        assert stream.first_chunk.wait(20)
+        deadline = time.monotonic() + 20
+        while not rig.drafter.calls:  # the prompt is ingested as soon as it is computed
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         assert stream.request is not None
         rig.scheduler.end(stream.request, choice=0)
         rig.verifier.gate.open()
