@@ -74,30 +74,32 @@ def _multiply_bytes(zeros: Any, source: int, out: int, item: int) -> None:
     accumulate_each(right, out, item * 2 * _SUMS * _LINE, _LINE, one, None, source, 0, 4)
 
 
-def _float_macs(work: int) -> None:
-    source, out = int_arguments(arguments_of(work), 2)
-    zero = splat(0.0)
-    four = (zero, zero, zero, zero)
-    item = next_item(work)
-    while item < _ITEMS:
-        if _SUMS == 8:
-            _multiply_floats((*four, *four), source, out, item)
-        else:
-            _multiply_floats((zero, zero), source, out, item)
+def _over_items(multiply: Any) -> Any:
+    @compiled
+    def run(work: int) -> None:
+        source, out = int_arguments(arguments_of(work), 2)
+        zero = splat(0.0)
+        four = (zero, zero, zero, zero)
         item = next_item(work)
+        while item < _ITEMS:
+            if _SUMS == 8:
+                multiply((*four, *four), source, out, item)
+            else:
+                multiply((zero, zero), source, out, item)
+            item = next_item(work)
+
+    return run
+
+
+_run_floats, _run_bytes = _over_items(_multiply_floats), _over_items(_multiply_bytes)
+
+
+def _float_macs(work: int) -> None:
+    _run_floats(work)
 
 
 def _byte_macs(work: int) -> None:
-    source, out = int_arguments(arguments_of(work), 2)
-    zero = splat(0.0)
-    four = (zero, zero, zero, zero)
-    item = next_item(work)
-    while item < _ITEMS:
-        if _SUMS == 8:
-            _multiply_bytes((*four, *four), source, out, item)
-        else:
-            _multiply_bytes((zero, zero), source, out, item)
-        item = next_item(work)
+    _run_bytes(work)
 
 
 def measure_peaks() -> Peaks:

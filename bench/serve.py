@@ -7,6 +7,7 @@ the machine hits all modes alike. Answers are compared before any speed is shown
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     prompts = load_prompts(options.prompts, options.limit)
+    require_full_groups(prompts, options.concurrencies)
     common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
     pair = choose_models(model, drafter, common, settings)
     if pair.drafter is None and set(options.modes) != {"off"}:
@@ -99,6 +101,18 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
         described["prompts"] = [path.name for path in options.prompts]
         write_json(options.json_out, rows, {**described, "model": pair.served_name}, check)
     return True
+
+
+def require_full_groups(prompts: Sequence[Prompt], concurrencies: Sequence[int]) -> None:
+    """Prompts of one class run together: raises ConfigurationError if a class has fewer than are to run at once."""
+    sizes = Counter(prompt.prompt_class for prompt in prompts)
+    name, size = min(sizes.items(), key=lambda item: item[1])
+    if size < max(concurrencies):
+        raise ConfigurationError(
+            f"{name} has {size} prompts, so {max(concurrencies)} of them never run at once: raise --limit to "
+            f"{max(concurrencies)} (the file needs as many), or lower --concurrency to {size}",
+            field="--concurrency",
+        )
 
 
 @contextlib.contextmanager

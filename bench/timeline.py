@@ -67,7 +67,7 @@ def forward_spans(phases: Iterable[Phase]) -> list[tuple[int, int]]:
 
 
 def gaps_of(phases: Sequence[Phase]) -> Gaps:
-    """Statistics of the gaps. Raises ConfigurationError if there are fewer than two steps."""
+    """Statistics of the gaps. Raises ConfigurationError if there are fewer than three steps."""
     spans = forward_spans(phases)
     pairs = list(itertools.pairwise(spans))
     gaps = [(after[0] - before[1]) / 1e6 for before, after in pairs]

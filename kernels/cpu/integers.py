@@ -9,9 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from kernels.cpu.features import HAS_FMA
 from kernels.cpu.jit import CPU_FEATURES, cgutils, extending, intrinsic, ir, types
-from kernels.cpu.simd import LANES, float32x16
+from kernels.cpu.simd import LANES, emit_fma, float32x16
 
 GROUP = 32
 """Inputs that share a scale."""
@@ -46,12 +45,6 @@ def _pointer(builder: Any, base: Any, offset: Any, element: Any) -> Any:
 def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
     kind = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}"), args)
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    if not HAS_FMA:
-        return builder.fadd(builder.fmul(a, b), c)
-    return _call(builder, f"fma.v{LANES}f32", _FLOATS, a, b, c)
 
 
 def _constant(value: int) -> Any:
@@ -216,10 +209,10 @@ def accumulate_each(
             element = builder.shl(_place(builder, index, sums_stride, row), ir.Constant(index.type, 2))
             pointer = _pointer(builder, sums, element, _FLOATS)
             total = builder.sitofp(builder.extract_value(totals, row), _FLOATS)
-            result = _fma(builder, total, builder.fmul(scale, own), builder.load(pointer, align=4))
+            result = emit_fma(builder, total, builder.fmul(scale, own), builder.load(pointer, align=4))
             if sig.args[5] is not types.none:
                 word = _load_word(builder, base, _place(builder, offset, stride, row, _SCALED_SUM))
-                result = _fma(builder, minimum, builder.bitcast(word, _FLOATS), result)
+                result = emit_fma(builder, minimum, builder.bitcast(word, _FLOATS), result)
             builder.store(result, pointer, align=4)
         return context.get_dummy_value()
 

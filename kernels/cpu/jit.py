@@ -34,13 +34,13 @@ HAS_AVX512 = "avx512f" in CPU_FEATURES
 
 def _source_digest() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _separate_caches() -> None:
-    """One cache of compiled code per state of this package: numba itself does not see that a called file changed."""
+    """One cache of compiled code per state of all kernels: numba itself does not see that a called file changed."""
     base = Path(_config.CACHE_DIR or Path(__file__).parent / "__pycache__")
     if _config.CACHE_DIR or os.access(Path(__file__).parent, os.W_OK):
         _config.CACHE_DIR = str(base / _source_digest())

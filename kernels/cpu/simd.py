@@ -74,7 +74,8 @@ def _call_llvm(builder: Any, name: str, *args: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), args)
 
 
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Code of a · b + c; two roundings on CPUs without that instruction."""
     return _call_llvm(builder, "fma", a, b, c) if HAS_FMA else builder.fadd(builder.fmul(a, b), c)
 
 
@@ -206,7 +207,7 @@ def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c, rounded once; twice on CPUs without that instruction."""
     return (
         float32x16(float32x16, float32x16, float32x16),
-        lambda context, builder, sig, args: _fma(builder, *args),
+        lambda context, builder, sig, args: emit_fma(builder, *args),
     )
 
 
@@ -288,7 +289,7 @@ def exp2(typing_context: Any, vector: Any) -> Any:
             6.931472028550421e-1,
             1.0,
         ):
-            result = _fma(builder, result, part, constant(coefficient))
+            result = emit_fma(builder, result, part, constant(coefficient))
         biased = builder.add(builder.fptosi(whole, _INT_VECTOR), ir.Constant(_INT_VECTOR, [127] * LANES))
         power = builder.bitcast(builder.shl(biased, ir.Constant(_INT_VECTOR, [23] * LANES)), _VECTOR)
         return builder.fmul(result, power)
@@ -345,7 +346,7 @@ def fma_each(typing_context: Any, vectors: Any, base: Any, index: Any, stride: A
             builder,
             sig,
             args,
-            lambda query, vector: _fma(
+            lambda query, vector: emit_fma(
                 builder, _splat_at(builder, base, _element(builder, index, stride, query)), factor, vector
             ),
         )

@@ -12,7 +12,8 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [M, K] to integers of -127 … 127 [M, K / 32, 32] and the groups' scales [M, K / 32], both float64."""
     groups = x.view(len(x), -1, GROUP)
     largest = groups.abs().amax(-1)
-    integers = (groups * torch.where(largest == 0, largest, 127 / largest)[..., None]).round()
+    inverse = torch.div(torch.full_like(largest, 127), largest)  # `127 / largest` would round twice
+    integers = (groups * torch.where(largest == 0, largest, inverse)[..., None]).round()
     return integers.double(), (largest * torch.tensor(1 / 127, dtype=torch.float32)).double()
 
 

@@ -120,10 +120,6 @@ class VerifyPolicy(ABC):
         chosen: list[int] = lens.tolist()
         return Windows(chosen, chosen, float(survival[verified].sum()), num_invalid)
 
-    def verify_lens(self, batch: DraftedBatch) -> list[int]:
-        """Verify lengths alone, for a caller that commits whatever is accepted."""
-        return self.windows(batch).verify_lens
-
     @abstractmethod
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]

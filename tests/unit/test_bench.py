@@ -15,6 +15,7 @@ from bench.measure import COUNTERS, GroupResult
 from bench.peer import TransformersPeer
 from bench.prompts import Prompt, load_prompts
 from bench.report import make_rows, print_table, write_json
+from bench.serve import require_full_groups
 from launcher.client import Answer
 from service_kit.errors import ConfigurationError
 
@@ -134,3 +135,9 @@ def test_json_has_rows_options_and_environment(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["rows"][0]["mode"] == "off"
     assert content["environment"].keys() >= {"device", "cores", "torch", "transformers"}
+
+
+def test_a_class_with_fewer_prompts_than_run_at_once_is_refused() -> None:
+    require_full_groups(PROMPTS, [1])
+    with pytest.raises(ConfigurationError, match="b has 1 prompts, so 2 of them never run at once"):
+        require_full_groups(PROMPTS, [1, 2])

@@ -39,7 +39,7 @@ def test_windows(policy: VerifyPolicy, expected: list[int]) -> None:
     windows = policy.windows(_batch(4, 4, 1))
     assert windows.verify_lens == windows.commit_lens == expected
     assert windows.num_invalid == 1
-    assert policy.verify_lens(_batch(4, 4, 1)) == expected
+    assert policy.windows(_batch(4, 4, 1)).verify_lens == expected
 
 
 def test_cap_accept_verifies_whole_blocks_and_commits_the_schedule() -> None:
@@ -83,7 +83,7 @@ def test_modes() -> None:
     assert type(create_policy("compact", costs, PolicyOptions(rule="lagged", budget_lag=2))) is LaggedPolicy
     fixed = create_policy("fixed", None, PolicyOptions(fixed_window=2))
     assert fixed is not None
-    assert fixed.verify_lens(_batch(4, 4, 4)) == [2, 2, 2]
+    assert fixed.windows(_batch(4, 4, 4)).verify_lens == [2, 2, 2]
 
 
 def test_a_cost_model_is_the_costs_of_a_policy() -> None:
@@ -91,7 +91,7 @@ def test_a_cost_model_is_the_costs_of_a_policy() -> None:
     policy = create_policy("compact", model)
     assert policy is not None
     batch = DraftedBatch(np.full((1, 4), 0.9, np.float32), [4], num_emitting=1, num_tokens=1)
-    assert policy.verify_lens(batch) == [4]  # drafting is paid for, so rows are relatively cheap
+    assert policy.windows(batch).verify_lens == [4]  # drafting is paid for, so rows are relatively cheap
 
 
 @pytest.mark.parametrize("mode", ["compact", "cap-accept"])
