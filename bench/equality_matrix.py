@@ -73,11 +73,10 @@ def choose(factors: Sequence[str]) -> list[Variation]:
 
 
 def few_pages(num_prompt_tokens: Sequence[int], max_tokens: int, page_size: int) -> int:
-    """Pages that hold any one request to its end, and all that run together only at their start."""
-    together = num_prompt_tokens[:MAX_CONCURRENCY]
-    starts = sum(-(-count // page_size) for count in together)
+    """Pages that hold any one request to its end, and all that run together no longer than their prompts."""
+    starts = sum(-(-count // page_size) for count in num_prompt_tokens[:MAX_CONCURRENCY])
     ends = [-(-(count + max_tokens) // page_size) for count in num_prompt_tokens]
-    return max(starts + (sum(ends[: len(together)]) - starts) // 4, *ends, MAX_CONCURRENCY)  # a slot needs a page
+    return max(starts, *ends, MAX_CONCURRENCY)  # a slot needs a page
 
 
 def missing_evidence(variation: Variation, counters: dict[str, int]) -> str | None:

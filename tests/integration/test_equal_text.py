@@ -20,7 +20,7 @@ from service_kit.settings import CommonSettings
 
 pytestmark = pytest.mark.model
 
-NUM_PROMPTS, NUM_TOKENS = 5, 32  # and the long prompt
+NUM_PROMPTS, NUM_TOKENS = 5, 48  # and the long prompt
 TOGETHER = choose(("together",))  # the reference, and compact with small chunks and preemption
 ALONE = next(each for each in variations() if (each.factor, each.value) == ("concurrency", "1"))
 ONE_PROCESS = Variation("process", "one, static", ServerSettings(verify_mode="static", in_process=True))
