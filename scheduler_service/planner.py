@@ -7,11 +7,23 @@ it plans: so it cannot bias what is generated (design 5.1).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
 from scheduler_service.request import Sequence
+
+
+class DraftedBlock(NamedTuple):
+    """A row's drafts, as far as its limit allows to verify them."""
+
+    draft_ids: list[int]
+    confidences: npt.NDArray[np.float32]
+    """[drafts]: as the drafter gave them."""
 
 
 @dataclass
@@ -29,6 +41,8 @@ class PlannedRow:
     """Drafts to verify; filled in between planning and the verifier's call."""
     commit_len: int = 0
     """Most of them that may be committed."""
+    block: DraftedBlock | None = None
+    """The whole block; None until it is drafted."""
     scores: list[TokenScore] = field(default_factory=list)
     """Of the tokens that the verifier emitted, where the request asks for them."""
     prompt_scores: list[TokenScore] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from scheduler_service.request import Delivery, Event, FinishReason, GenerateSpe
 from scheduler_service.settings import SchedulerSettings
 from scheduler_service.step import StepEngine
 from scheduler_service.step_loop import StepLoop
+from scheduler_service.step_record import StepObserver
 from scheduler_service.step_trace import StepTrace
 from service_kit.errors import InvalidRequestError, QueueFullError, UnavailableError
 
@@ -75,9 +76,10 @@ class Scheduler:
         policy: VerifyPolicy | None,
         step_ids: Iterator[int],
         costs: OnlineCosts | None = None,
+        observers: Iterable[StepObserver] = (),
     ) -> None:
         """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen. `costs`
-        learn from every step."""
+        and `observers` learn from every step."""
         engine = StepEngine(
             self._batch,
             self._committer,
@@ -90,6 +92,7 @@ class Scheduler:
             chain_plain_steps=self.settings.chain_plain_steps,
             trace=self._trace,
             costs=costs,
+            observers=observers,
         )
         self._loop.start(engine)
 

@@ -7,9 +7,11 @@ anchors, so that the verifier goes from one forward to the next without the sche
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
+
+import numpy as np
 
 from scheduler_service import tracing
 from scheduler_service.batch import Batch
@@ -19,13 +21,16 @@ from scheduler_service.draft_gate import DraftedRound
 from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow, StepPlan, plan_chained, plan_step, step_shape
+from scheduler_service.planner import DraftedBlock, PlannedRow, StepPlan, plan_chained, plan_step, step_shape
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
 from scheduler_service.request import FinishReason
+from scheduler_service.step_record import RowRound, StepObserver, StepRecord
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
 
 log = logging.getLogger(__name__)
+
+_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,15 @@ class StepEngine:
         chain_plain_steps: bool,
         trace: StepTrace,
         costs: OnlineCosts | None = None,
+        observers: Iterable[StepObserver] = (),
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
-        have the next call. `costs` learn from every step."""
+        have the next call. `costs` and `observers` learn from every step."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace, self._costs = chain_plain_steps, trace, costs
+        self._observers = tuple(observers)
         self._in_flight: _SentStep | None = None
         self._ended_ns = 0
         """When the last step's result had been committed."""
@@ -150,7 +157,9 @@ class StepEngine:
         for index, row in enumerate(drafted):
             if row.max_drafts:
                 first = index * num_slots
-                row.drafts = list(result.token_ids[first : first + windows.verify_lens[index]])
+                block = list(result.token_ids[first : first + min(row.max_drafts, num_slots)])
+                row.block = DraftedBlock(block, result.confidences[index, : len(block)])
+                row.drafts = block[: windows.verify_lens[index]]
                 row.commit_len = windows.commit_lens[index]
                 row.sequence.num_drafted += num_slots
                 row.sequence.num_drafted_steps += 1
@@ -219,8 +228,8 @@ class StepEngine:
         own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
         self._trace.record(step.step_id, [*result.phases, *own])
 
-    def _commit(self, step: _SentStep, result: StepResult) -> list[DraftedRound]:
-        """Commits every row; returns what came of the drafted ones."""
+    def _commit(self, step: _SentStep, result: StepResult) -> list[RowRound]:
+        """Commits every row; returns what came of those that emit after their first token."""
         rounds = []
         offset = 0
         for index, row in enumerate(step.plan.rows):
@@ -233,15 +242,27 @@ class StepEngine:
             if has_failed:
                 self._committer.fail_row(row, result.failures[index])
                 continue
-            if row.max_drafts:
-                num_accepted = min(result.accepted_lens[index], row.commit_len)
-                rounds.append(DraftedRound(row.sequence.history, row.max_drafts, len(row.drafts), num_accepted))
             row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
+            sequence = row.sequence
+            is_round, num_before = row.emits and sequence.num_tokens > 0, len(sequence.tokens)
             self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
+            if is_round:
+                block = row.block or _NO_BLOCK
+                rounds.append(
+                    RowRound(
+                        sequence,
+                        num_before - 1,
+                        *block,
+                        len(row.drafts),
+                        row.commit_len,
+                        result.accepted_lens[index],
+                        sequence.tokens[num_before:],
+                    )
+                )
         return rounds
 
-    def _observe(self, step: _SentStep, rounds: list[DraftedRound], elapsed_ns: int) -> None:
-        """Tells the draft gate and the costs what the step brought and how long it took."""
+    def _observe(self, step: _SentStep, rounds: list[RowRound], elapsed_ns: int) -> None:
+        """Tells everybody who learns from it what the step brought and how long it took."""
         plan, gate = step.plan, self._batch.draft_gate
         decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
         num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
@@ -251,21 +272,35 @@ class StepEngine:
         if plan.drafted:
             self._ledger.num_drafted_steps += 1
             self._ledger.predicted_gain_ns += round(plan.decision.gain_ns)
+            drafted = [
+                DraftedRound(
+                    each.sequence.history,
+                    len(each.draft_ids),
+                    each.verify_len,
+                    min(each.num_accepted, each.commit_len),
+                )
+                for each in rounds
+                if each.draft_ids
+            ]
             self._ledger.measured_gain_ns += round(
-                gate.observe_drafted(shape, plan.decision, rounds, elapsed_ns, is_steady=ingests_little)
+                gate.observe_drafted(shape, plan.decision, drafted, elapsed_ns, is_steady=ingests_little)
             )
         else:
             gate.observe_plain(shape, elapsed_ns, is_steady=is_steady)
+        num_verified = sum(len(row.drafts) for row in plan.rows)
+        read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
+        work = StepWork(
+            len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
+        )
         if self._costs is not None and not num_prefill and (plan.drafted or is_steady):
-            num_verified = sum(len(row.drafts) for row in plan.rows)
-            read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
-            work = StepWork(
-                len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
-            )
             self._costs.observe(
                 work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns if ingests_little else 0
             )
             self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
+        if self._observers:
+            record = StepRecord(step.step_id, work, num_prefill, elapsed_ns, step.draft_ns, rounds)
+            for observer in self._observers:
+                observer.observe(record)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

@@ -1,0 +1,62 @@
+"""What a step did and what came of it, for whoever learns from that: calibration, estimators, traces.
+
+A record is made once the step has been committed, so everything in it is history (design 5.1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_service.policy import StepWork
+from scheduler_service.request import Sequence
+
+
+@dataclass(frozen=True)
+class RowRound:
+    """One row that emitted, drafted or not."""
+
+    sequence: Sequence
+    """As it stands after the commit: `finish_reason` tells whether it ended here."""
+    position: int
+    """Of its anchor; draft k is a token for position + 1 + k."""
+    draft_ids: list[int]
+    """The block as far as the row's limit allowed to verify it; empty if it was not drafted."""
+    confidences: npt.NDArray[np.float32]
+    """[drafts]: as the drafter gave them."""
+    verify_len: int
+    commit_len: int
+    num_accepted: int
+    """Drafts that the verifier accepted, at most `verify_len`; `commit_len` caps those that are committed."""
+    committed_ids: list[int]
+    """What was appended to the text; ends early where the text ends."""
+    is_audit: bool = False
+    """Whether the whole block was verified for its own sake, whatever the confidences."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step."""
+
+    step_id: int
+    work: StepWork
+    """As it was run, verified drafts included in its token rows and context."""
+    num_prefill: int
+    """Token rows of prefill among them."""
+    step_ns: int
+    """Wall time of the whole step, the Draft call included."""
+    draft_ns: int
+    rounds: Seq[RowRound]
+    """Rows that emitted after their first token."""
+
+
+class StepObserver(ABC):
+    """Told of every step after its commit, on the step thread, before the next one is planned: be quick."""
+
+    @abstractmethod
+    def observe(self, record: StepRecord) -> None:
+        """Takes in a step. Must not change anything but its own state."""
