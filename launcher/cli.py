@@ -27,13 +27,6 @@ class VerifyMode(str, Enum):
     cap_accept = "cap-accept"
 
 
-class Trace(str, Enum):
-    """Where spans go."""
-
-    console = "console"
-    otlp = "otlp"
-
-
 class Peer(str, Enum):
     """Engines to compare with."""
 
@@ -73,7 +66,12 @@ def serve(
     kv_memory: Annotated[str | None, typer.Option(help='K/V pages of target and drafter, e.g. "1GiB".')] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="One process instead of four.")] = False,
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
-    trace: Annotated[Trace | None, typer.Option(help="Export OpenTelemetry spans.")] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="console|otlp|FILE", help="Export OpenTelemetry spans; or what came of every step, as JSON lines."
+        ),
+    ] = None,
 ) -> None:
     """Serve a model until Ctrl-C."""
     with _errors_in_words():
@@ -83,6 +81,7 @@ def serve(
         from launcher.settings import LauncherSettings
         from service_kit.settings import CommonSettings, load_settings
 
+        exporter, trace_file = _trace(trace)
         options = ServeOptions(
             host=host,
             port=port,
@@ -92,7 +91,8 @@ def serve(
             max_batch_tokens=max_batch_tokens,
             kv_memory=kv_memory,
             api_key_file=api_key_file and api_key_file.expanduser().resolve(),
-            trace=trace and trace.value,
+            trace=exporter,
+            trace_file=trace_file,
             in_process=in_process,
         )
         common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
@@ -283,6 +283,18 @@ def bench_peers(context: typer.Context) -> None:
 
         sys.argv = ["bench.peers", *context.args]
         main()
+
+
+def _trace(value: str | None) -> tuple[str | None, Path | None]:
+    """Exporter of spans, or the file that gets a line for every step."""
+    if value in (None, "console", "otlp"):
+        return value, None
+    assert value is not None
+    if not set("./\\") & set(value):  # a slip of the pen must not become a file
+        raise typer.BadParameter(
+            f"{value!r} is none of console, otlp and a file, e.g. ./{value}.jsonl", param_hint="--trace"
+        )
+    return None, Path(value).expanduser().resolve()
 
 
 def _integers(text: str, option: str) -> list[int]:

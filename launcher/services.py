@@ -25,6 +25,9 @@ class ServeOptions:
     kv_memory: str | None = None
     api_key_file: Path | None = None
     trace: str | None = None
+    """Exporter of spans."""
+    trace_file: Path | None = None
+    """Gets a line for every step."""
     in_process: bool = False
     """One process for everything, in place of one a service."""
     changes: tuple[tuple[str, str], ...] = ()
@@ -72,6 +75,7 @@ def plan_services(
         DSPARK_SCHEDULER_MAX_MODEL_LEN=options.max_model_len,
         DSPARK_SCHEDULER_MAX_BATCH_TOKENS=options.max_batch_tokens,
         DSPARK_SCHEDULER_KV_MEMORY=options.kv_memory,
+        DSPARK_SCHEDULER_TRACE_ROUNDS=options.trace_file,
     )
     gateway = _set(
         DSPARK_GATEWAY_HOST=options.host,

@@ -63,6 +63,7 @@ class Scheduler:
         self._num_queued_requests = self._num_queued_tokens = 0
         self._is_draining = False
         self._batch, self._ledger = batch, Ledger()
+        self._observers: tuple[StepObserver, ...] = ()
         self._trace = StepTrace(settings.trace_steps)
         self._committer = Committer(batch, self._ledger, info.speculation_off_reason, self._forget)
         self._deliver: Callable[[list[Delivery]], None] = deliver_directly
@@ -80,6 +81,7 @@ class Scheduler:
     ) -> None:
         """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen. `costs`
         and `observers` learn from every step."""
+        self._observers = tuple(observers)
         engine = StepEngine(
             self._batch,
             self._committer,
@@ -92,7 +94,7 @@ class Scheduler:
             chain_plain_steps=self.settings.chain_plain_steps,
             trace=self._trace,
             costs=costs,
-            observers=observers,
+            observers=self._observers,
         )
         self._loop.start(engine)
 
@@ -198,6 +200,8 @@ class Scheduler:
             self.end(request)
         self._loop.stop()
         self._trace.close()
+        for observer in self._observers:
+            observer.close()
 
     def _hand_over(self, deliveries: list[Delivery]) -> None:
         self._deliver(deliveries)

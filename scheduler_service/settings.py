@@ -78,6 +78,10 @@ class SchedulerSettings(BaseSettings):
     trace_steps: Path | None = None
     """File that gets a JSON line for every phase of every step: step_id, phase, start_ns, end_ns (monotonic clock). The
     verifier's phases, and this process's draft_call, step_call and commit."""
+    trace_rounds: Path | None = None
+    """File that gets a JSON line for every step: its sizes and times, and for each row that went on the confidences of
+    its block and how many drafts were verified, accepted and committed. Numbers alone: no text, no token ids. For
+    `dspark simulate`; record it with verify_mode static, where every draft is verified."""
     startup_timeout_s: float = Field(600.0, gt=0)
     """Seconds to wait for the executors to load."""
     step_timeout_s: float = Field(120.0, gt=0)

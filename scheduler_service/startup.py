@@ -20,8 +20,10 @@ from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.guard import Guard, GuardOptions
 from scheduler_service.policy import PolicyOptions, create_policy, needs_costs
 from scheduler_service.prefill_limit import PrefillLimit
+from scheduler_service.round_trace import RoundTrace
 from scheduler_service.service import ModelInfo, Scheduler
 from scheduler_service.settings import SchedulerSettings
+from scheduler_service.step_record import StepObserver
 from scheduler_service.transport import InProcessTransport
 from service_kit.errors import ConfigurationError
 from service_kit.rpc import CONTRACT_VERSION
@@ -103,7 +105,8 @@ def build_scheduler(
     options = PolicyOptions(
         settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
     )
-    scheduler.start(verifier, drafter, create_policy(settings.verify_mode, costs, options), step_ids, costs)
+    policy = create_policy(settings.verify_mode, costs, options)
+    scheduler.start(verifier, drafter, policy, step_ids, costs, _observers(settings))
     log.info(
         "serving %s: %s, %d slots, context %d, %d pages of %d positions",
         target.model,
@@ -114,6 +117,11 @@ def build_scheduler(
         limits.page_size,
     )
     return scheduler
+
+
+def _observers(settings: SchedulerSettings) -> list[StepObserver]:
+    """Who learns from every step."""
+    return [RoundTrace(settings.trace_rounds)] if settings.trace_rounds is not None else []
 
 
 def _draft_gate(settings: SchedulerSettings, drafter: DrafterInfo, model: CostModel | None) -> DraftGate:

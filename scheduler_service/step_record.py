@@ -60,3 +60,6 @@ class StepObserver(ABC):
     @abstractmethod
     def observe(self, record: StepRecord) -> None:
         """Takes in a step. Must not change anything but its own state."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """No step follows."""
