@@ -37,19 +37,8 @@ def test_lines_add_up_to_the_answers(tmp_path: Path) -> None:
     for line in lines:
         assert line["num_tokens"] >= line["num_rows"]
         assert line["step_ns"] >= line["draft_ns"]
-    assert {key for each in rounds for key in each} == set(  # no text, no token ids
-        [
-            "request",
-            "regime",
-            "position",
-            "confidences",
-            "verify_len",
-            "commit_len",
-            "num_accepted",
-            "num_committed",
-            "is_audit",
-        ]
-    )
+    keys = "request regime position confidences verify_len commit_len num_accepted num_committed is_audit"
+    assert {key for each in rounds for key in each} == {*keys.split()}  # no text, no token ids
 
 
 def test_a_file_that_cannot_be_written_stops_the_start_in_words(tmp_path: Path) -> None:
