@@ -104,13 +104,15 @@ class DraftRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., ingest_slots: _Optional[_Iterable[int]] = ..., ingest_starts: _Optional[_Iterable[int]] = ..., ingest_counts: _Optional[_Iterable[int]] = ..., ingest_oldest_step_ids: _Optional[_Iterable[int]] = ..., ingest_newest_step_ids: _Optional[_Iterable[int]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_anchor_ids: _Optional[_Iterable[int]] = ..., row_anchor_positions: _Optional[_Iterable[int]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("token_ids", "confidences", "ingest_failures", "timings")
+    __slots__ = ("token_ids", "confidences", "ingest_failures", "timings", "draft_probs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     INGEST_FAILURES_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     confidences: bytes
     ingest_failures: _containers.RepeatedCompositeFieldContainer[_types_pb2.RowFailure]
     timings: _containers.RepeatedCompositeFieldContainer[_types_pb2.PhaseTiming]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., ingest_failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ...) -> None: ...
+    draft_probs: bytes
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., confidences: _Optional[bytes] = ..., ingest_failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ..., draft_probs: _Optional[bytes] = ...) -> None: ...

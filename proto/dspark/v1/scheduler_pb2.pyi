@@ -117,7 +117,7 @@ class TokenChunk(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., num_verified: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ...) -> None: ...
 
 class ChoiceSummary(_message.Message):
-    __slots__ = ("choice", "finish_reason", "num_tokens", "num_steps", "num_drafted", "num_verified", "num_accepted", "accepted_histogram", "num_drafted_steps")
+    __slots__ = ("choice", "finish_reason", "num_tokens", "num_steps", "num_drafted", "num_verified", "num_accepted", "accepted_histogram", "num_drafted_steps", "num_uncut_accepted")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class ChoiceSummary(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCUT_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     choice: int
     finish_reason: FinishReason
     num_tokens: int
@@ -136,7 +137,8 @@ class ChoiceSummary(_message.Message):
     num_accepted: int
     accepted_histogram: _containers.RepeatedScalarFieldContainer[int]
     num_drafted_steps: int
-    def __init__(self, choice: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_histogram: _Optional[_Iterable[int]] = ..., num_drafted_steps: _Optional[int] = ...) -> None: ...
+    num_uncut_accepted: int
+    def __init__(self, choice: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., accepted_histogram: _Optional[_Iterable[int]] = ..., num_drafted_steps: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ...) -> None: ...
 
 class GenerateSummary(_message.Message):
     __slots__ = ("choices", "num_prompt_tokens", "error", "speculation_off_reason", "num_cached_tokens")
@@ -201,7 +203,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns")
+    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns", "block_accept_low", "block_accept_high", "num_blocks", "num_open_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,10 @@ class GetLoadResponse(_message.Message):
     PREDICTED_NS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_MEASURED_NS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ACCEPT_LOW_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ACCEPT_HIGH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_slots: int
@@ -268,4 +274,8 @@ class GetLoadResponse(_message.Message):
     predicted_ns: int
     predicted_measured_ns: int
     prediction_error_ns: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ...) -> None: ...
+    block_accept_low: float
+    block_accept_high: float
+    num_blocks: int
+    num_open_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ..., block_accept_low: _Optional[float] = ..., block_accept_high: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_open_blocks: _Optional[int] = ...) -> None: ...

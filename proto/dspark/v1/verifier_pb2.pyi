@@ -96,7 +96,7 @@ class VerifierServiceAttachResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained")
+    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained", "prob_rows", "prob_positions", "prob_token_ids")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,9 @@ class StepRequest(_message.Message):
     ROW_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_CHAINED_FIELD_NUMBER: _ClassVar[int]
+    PROB_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROB_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -121,10 +124,13 @@ class StepRequest(_message.Message):
     row_rounds: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     row_chained: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ...) -> None: ...
+    prob_rows: _containers.RepeatedScalarFieldContainer[int]
+    prob_positions: _containers.RepeatedScalarFieldContainer[int]
+    prob_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ..., prob_rows: _Optional[_Iterable[int]] = ..., prob_positions: _Optional[_Iterable[int]] = ..., prob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings", "scores", "prompt_scores")
+    __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings", "scores", "prompt_scores", "target_probs")
     VERIFY_LENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +138,7 @@ class StepResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBS_FIELD_NUMBER: _ClassVar[int]
     verify_lens: _containers.RepeatedScalarFieldContainer[int]
     accepted_lens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -139,7 +146,8 @@ class StepResponse(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[_types_pb2.PhaseTiming]
     scores: _containers.RepeatedCompositeFieldContainer[RowScores]
     prompt_scores: _containers.RepeatedCompositeFieldContainer[RowScores]
-    def __init__(self, verify_lens: _Optional[_Iterable[int]] = ..., accepted_lens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ...) -> None: ...
+    target_probs: bytes
+    def __init__(self, verify_lens: _Optional[_Iterable[int]] = ..., accepted_lens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[_types_pb2.RowFailure, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_types_pb2.PhaseTiming, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[RowScores, _Mapping]]] = ..., target_probs: _Optional[bytes] = ...) -> None: ...
 
 class RowScores(_message.Message):
     __slots__ = ("row", "scores")
