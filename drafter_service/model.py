@@ -6,6 +6,7 @@ layer's own K and V. A block is [anchor, mask, mask ...]; slot j's hidden state 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from drafter_service.config import DrafterConfig
 from drafter_service.records import IntArray
 from drafter_service.weights import DrafterWeights
+from kernels.cpu.native import num_threads
+from kernels.cpu.program import Program, recording
 from kernels.kv_pages import zero_pages
 from kernels.markov_sample import BlockDraft
 from kernels.registry import Ops
@@ -26,6 +29,8 @@ from service_kit.rope import rope_tables
 PAGE_SIZE = 16
 _INGEST_ROWS = 512
 """Context rows computed at once: bounds the memory of a long prompt's ingest."""
+_MAX_RECORDED_ROWS = 128
+"""Rows from which on the time between the kernels of a call does not count."""
 
 
 class DraftCache:
@@ -37,6 +42,8 @@ class DraftCache:
         self.keys = zero_pages(*pages, config.head_dim, PAGE_SIZE)  # [layers, pages, Hkv, D, page_size]
         self.values = zero_pages(*pages, PAGE_SIZE, config.head_dim)  # [layers, pages, Hkv, page_size, D]
         self.rope = rope_tables(config.decoder, num_positions + config.block_size)
+        self.programs: dict[tuple[str | int, ...], Program] = {}
+        """Recorded calls over these pages."""
 
 
 class BlockForward(NamedTuple):
@@ -51,6 +58,22 @@ def page_bytes(config: DrafterConfig) -> int:
     return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * 4
 
 
+class _Buffers:
+    """Rows that a call computes, made once."""
+
+    def __init__(self, config: DrafterConfig, num_rows: int) -> None:
+        kv_size = 2 * config.num_kv_heads * config.head_dim
+        attended = config.num_heads * config.head_dim
+        self.num_rows = num_rows
+        self.positions, self.slots = (torch.empty(num_rows, dtype=torch.int32) for _ in range(2))
+        self.residual, self.normed, self.delta = (torch.empty(num_rows, config.hidden_size) for _ in range(3))
+        self.qkv, self.attended = torch.empty(num_rows, attended + kv_size), torch.empty(num_rows, attended)
+        self.gate_up = torch.empty(num_rows, 2 * config.intermediate_size)
+        self.activated = torch.empty(num_rows, config.intermediate_size)
+        self.features, self.kv = torch.empty(num_rows, config.feature_size), torch.empty(num_rows, kv_size)
+        self.logits = torch.empty(num_rows, config.draft_vocab_size)
+
+
 class DrafterModel:
     """Weights and scratch rows. One thread at a time."""
 
@@ -60,7 +83,7 @@ class DrafterModel:
         """`ops` run between the linear layers, `sample_block` is `kernels.markov_sample`'s sequential head."""
         self.config, self.weights, self._ops, self._sample_block = config, weights, ops, sample_block
         self._mask_row = weights.embedding[config.mask_token_id].float()
-        self._scratch: dict[str, Tensor] = {}
+        self._small, self._large = _Buffers(config, _MAX_RECORDED_ROWS), _Buffers(config, 0)
 
     @property
     def page_bytes(self) -> int:
@@ -79,25 +102,32 @@ class DrafterModel:
             page_table: int32 [num_slots, max_pages].
             cache: pages to write.
         """
-        config, weights = self.config, self.weights
-        kv_size = 2 * config.num_kv_heads * config.head_dim
         for start in range(0, len(features), _INGEST_ROWS):
             rows = slice(start, start + _INGEST_ROWS)
-            context = weights.context_fc(features[rows])
-            self._ops.rms_norm(context, weights.context_norm, config.norm_eps, context)
-            kv = weights.context_kv(context)
-            for i, layer in enumerate(weights.layers):
-                self._ops.write_context(
-                    kv[:, i * kv_size : (i + 1) * kv_size].contiguous(),
-                    positions[rows],
-                    row_slots[rows],
-                    page_table,
-                    *cache.rope,
-                    cache.keys[i],
-                    cache.values[i],
-                    layer.k_norm,
-                    config.norm_eps,
-                )
+            num_rows = len(features[rows])
+            buffers = self._buffers(num_rows)
+            buffers.features[:num_rows] = features[rows]
+            buffers.positions[:num_rows], buffers.slots[:num_rows] = positions[rows], row_slots[rows]
+            run = functools.partial(self._ingest_rows, buffers, num_rows, page_table, cache)
+            self._run(("ingest", num_rows), page_table, buffers, cache, run)
+
+    def _ingest_rows(self, buffers: _Buffers, num_rows: int, page_table: Tensor, cache: DraftCache) -> None:
+        weights, eps = self.weights, self.config.norm_eps
+        context, kv = buffers.normed[:num_rows], buffers.kv[:num_rows]
+        weights.context_fc(buffers.features[:num_rows], context)
+        self._ops.rms_norm(context, weights.context_norm, eps, context)
+        for i, layer in enumerate(weights.layers):
+            self._ops.write_context(
+                layer.context_kv(context, kv),
+                buffers.positions[:num_rows],
+                buffers.slots[:num_rows],
+                page_table,
+                *cache.rope,
+                cache.keys[i],
+                cache.values[i],
+                layer.k_norm,
+                eps,
+            )
 
     def forward_block(
         self,
@@ -108,7 +138,7 @@ class DrafterModel:
         page_table: Tensor,
         cache: DraftCache,
     ) -> BlockForward:
-        """One pass of the parallel backbone over B blocks.
+        """One pass of the parallel backbone over B blocks; its result is valid until the next call.
 
         Args:
             anchor_ids: int64 [B], last committed tokens.
@@ -118,22 +148,34 @@ class DrafterModel:
             page_table: int32 [num_slots, max_pages].
             cache: pages to read.
         """
-        config, weights, ops = self.config, self.weights, self._ops
-        num_rows, block_len, eps = len(anchor_ids), config.block_len_for(num_drafts), config.norm_eps
-        residual = self._rows("residual", num_rows * block_len, config.hidden_size)
-        blocks = residual.view(num_rows, block_len, config.hidden_size)
+        config = self.config
+        num_blocks, block_len = len(anchor_ids), config.block_len_for(num_drafts)
+        num_rows = num_blocks * block_len
+        buffers = self._buffers(num_rows)
+        blocks = buffers.residual[:num_rows].view(num_blocks, block_len, config.hidden_size)
         blocks[:] = self._mask_row
-        blocks[:, 0] = weights.embedding[anchor_ids]
-        normed = self._rows("normed", num_rows * block_len, config.hidden_size)
-        attended = self._rows("attended", num_rows * block_len, config.num_heads * config.head_dim)
-        activated = self._rows("activated", num_rows * block_len, config.intermediate_size)
+        blocks[:, 0] = self.weights.embedding[anchor_ids]
+        buffers.positions[:num_blocks], buffers.slots[:num_blocks] = anchor_positions, row_slots
+        run = functools.partial(self._run_layers, buffers, num_blocks, block_len, page_table, cache)
+        self._run(("block", num_blocks, block_len), page_table, buffers, cache, run)
+        hidden = buffers.normed[:num_rows].view(num_blocks, block_len, -1)[:, :num_drafts].contiguous()
+        logits = self.weights.lm_head(hidden.flatten(0, 1), buffers.logits[: num_blocks * num_drafts])
+        return BlockForward(hidden, logits.view(num_blocks, num_drafts, -1))
+
+    def _run_layers(
+        self, buffers: _Buffers, num_blocks: int, block_len: int, page_table: Tensor, cache: DraftCache
+    ) -> None:
+        weights, ops, eps = self.weights, self._ops, self.config.norm_eps
+        parts = buffers.residual, buffers.normed, buffers.qkv, buffers.attended, buffers.delta
+        residual, normed, qkv, attended, delta = (part[: num_blocks * block_len] for part in parts)
+        gate_up, activated = (part[: num_blocks * block_len] for part in (buffers.gate_up, buffers.activated))
         ops.rms_norm(residual, weights.layers[0].input_norm, eps, normed)
         next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
         for i, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
             ops.block_attention(
-                layer.qkv(normed),
-                anchor_positions,
-                row_slots,
+                layer.qkv(normed, qkv),
+                buffers.positions[:num_blocks],
+                buffers.slots[:num_blocks],
                 block_len,
                 page_table,
                 *cache.rope,
@@ -145,12 +187,36 @@ class DrafterModel:
                 layer.window,
                 attended,
             )
-            ops.add_rms_norm(residual, layer.o(attended), layer.post_attention_norm, eps, normed)
-            ops.silu_mul(layer.gate_up(normed), activated)
-            ops.add_rms_norm(residual, layer.down(activated), next_norm, eps, normed)
-        hidden = normed.view(num_rows, block_len, -1)[:, :num_drafts].contiguous()
-        logits = weights.lm_head(hidden.flatten(0, 1))
-        return BlockForward(hidden, logits.view(num_rows, num_drafts, -1))
+            ops.add_rms_norm(residual, layer.o(attended, delta), layer.post_attention_norm, eps, normed)
+            ops.silu_mul(layer.gate_up(normed, gate_up), activated)
+            ops.add_rms_norm(residual, layer.down(activated, delta), next_norm, eps, normed)
+
+    def _buffers(self, num_rows: int) -> _Buffers:
+        """Room for so many rows: what calls that may be recorded share, else what the largest call so far needed."""
+        if num_rows <= self._small.num_rows:
+            return self._small
+        if num_rows > self._large.num_rows:
+            self._large = _Buffers(self.config, num_rows)
+        return self._large
+
+    def _run(
+        self,
+        call: tuple[str | int, ...],
+        page_table: Tensor,
+        buffers: _Buffers,
+        cache: DraftCache,
+        run: Callable[[], None],
+    ) -> None:
+        """Runs kernels; small calls as they were recorded when first made, without Python between them."""
+        if buffers is not self._small or not self._ops.is_compiled:
+            run()
+            return
+        key = *call, page_table.data_ptr(), *page_table.shape, num_threads()
+        if key not in cache.programs:
+            with recording() as made:
+                run()
+            cache.programs[key] = Program(made)
+        cache.programs[key].run()
 
     def sample(
         self,
@@ -175,10 +241,3 @@ class DrafterModel:
             weights.draft_to_target,
             draft_probs_out,
         )
-
-    def _rows(self, name: str, num_rows: int, width: int) -> Tensor:
-        """Scratch [num_rows, width] that is made once for the largest call so far."""
-        held = self._scratch.get(name)
-        if held is None or len(held) < num_rows:
-            held = self._scratch[name] = torch.empty(num_rows, width)
-        return held[:num_rows]

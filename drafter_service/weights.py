@@ -29,6 +29,7 @@ class LayerWeights:
     qkv: Linear  # H -> (Hq + 2·Hkv)·D
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
+    context_kv: Linear  # H -> 2·Hkv·D: K and V of context positions
     o: Linear  # Hq·D -> H
     post_attention_norm: Tensor  # [H]
     gate_up: Linear  # H -> 2·I
@@ -43,7 +44,6 @@ class DrafterWeights:
     embedding: Tensor  # [V, H], float32 or float16 as the weight format says
     context_fc: Linear  # features -> H
     context_norm: Tensor  # [H]
-    context_kv: Linear  # H -> layers·2·Hkv·D: K and V of all layers at once
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [H]
     lm_head: Linear  # H -> Vd
@@ -109,12 +109,10 @@ def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
             "format float32",
             field="weight_format",
         )
-    kv_names = [f"layers.{i}.self_attn.{p}_proj" for i in range(config.num_layers) for p in "kv"]
     return DrafterWeights(
         embedding=embedding,
         context_fc=read.linear("fc"),
         context_norm=read.tensor("hidden_norm.weight"),
-        context_kv=read.linear(*kv_names),
         layers=tuple(_layer(read, i, window) for i, window in enumerate(config.windows)),
         final_norm=read.tensor("norm.weight"),
         lm_head=read.packed("lm_head", _lm_head_rows(pair, draft_to_target)),
@@ -149,6 +147,7 @@ def _layer(read: _Reader, index: int, window: int) -> LayerWeights:
         qkv=read.linear(*(f"{name}.self_attn.{p}_proj" for p in "qkv")),
         q_norm=read.optional(f"{name}.self_attn.q_norm.weight"),
         k_norm=read.optional(f"{name}.self_attn.k_norm.weight"),
+        context_kv=read.linear(*(f"{name}.self_attn.{p}_proj" for p in "kv")),
         o=read.linear(f"{name}.self_attn.o_proj"),
         post_attention_norm=read.tensor(f"{name}.post_attention_layernorm.weight"),
         gate_up=read.linear(f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"),
