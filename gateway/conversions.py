@@ -87,6 +87,7 @@ def stats_from_pb(stats: scheduler_pb2.ChoiceSummary) -> ChoiceStats:
         num_accepted=stats.num_accepted,
         accepted_histogram=tuple(stats.accepted_histogram),
         num_drafted_steps=stats.num_drafted_steps,
+        num_uncut_accepted=stats.num_uncut_accepted,
     )
 
 
@@ -102,6 +103,7 @@ def stats_to_pb(stats: ChoiceStats) -> scheduler_pb2.ChoiceSummary:
         num_accepted=stats.num_accepted,
         accepted_histogram=stats.accepted_histogram,
         num_drafted_steps=stats.num_drafted_steps,
+        num_uncut_accepted=stats.num_uncut_accepted,
     )
 
 

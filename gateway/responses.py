@@ -257,6 +257,7 @@ def _speculation(stats: ChoiceStats, block_size: int) -> dict[str, Any]:
         "num_draft_tokens": stats.num_drafted,
         "num_verified_tokens": stats.num_verified,
         "num_drafted_steps": stats.num_drafted_steps,
+        "num_uncut_accepted_tokens": stats.num_uncut_accepted,
         "num_spec_tokens": block_size,
     }
 

@@ -79,6 +79,8 @@ class ChoiceStats:
     num_accepted: int
     accepted_histogram: tuple[int, ...]
     num_drafted_steps: int = 0
+    num_uncut_accepted: int = 0
+    """Drafts that the verifier accepted: in verify mode `cap-accept`, also those that were not committed."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Committer:
                 f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
             )
         ledger.num_uncut_accepted += num_accepted
+        sequence.num_uncut_accepted += num_accepted
         num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
             ledger.num_prefill_tokens += row.num_tokens

@@ -84,6 +84,8 @@ class ChoiceSummary:
     accepted_histogram: tuple[int, ...]
     """Entry k counts the steps that accepted exactly k drafts; block_size + 1 entries."""
     num_drafted_steps: int = 0
+    num_uncut_accepted: int = 0
+    """Drafts that the verifier accepted: in `cap-accept`, also those beyond the window that is committed."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class Sequence:
     num_drafted: int = 0
     num_verified: int = 0
     num_accepted: int = 0
+    num_uncut_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
 
     @property
@@ -205,6 +208,7 @@ class Sequence:
             self.num_accepted,
             tuple(self.accepted_histogram),
             self.num_drafted_steps,
+            self.num_uncut_accepted,
         )
 
 

@@ -201,4 +201,5 @@ def _choice_to_pb(choice: ChoiceSummary) -> pb.ChoiceSummary:
         num_accepted=choice.num_accepted,
         accepted_histogram=choice.accepted_histogram,
         num_drafted_steps=choice.num_drafted_steps,
+        num_uncut_accepted=choice.num_uncut_accepted,
     )

@@ -43,6 +43,9 @@ class SchedulerSettings(BaseSettings):
     """Least confidence that threshold verifies."""
     guard: bool = True
     """Whether compact and cap-accept draft only what pays by earlier steps; else every row's whole block."""
+    elastic_blocks: bool = True
+    """Whether the guard may draft fewer slots than a block where the drafter was trained for that (its config lists
+    `elastic_block_sizes`)."""
     guard_probe_share: float = Field(0.01, ge=0, le=1)
     """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
     guard_margin: float = Field(0.02, ge=0)

@@ -127,7 +127,8 @@ def _observers(settings: SchedulerSettings) -> list[StepObserver]:
 def _draft_gate(settings: SchedulerSettings, drafter: DrafterInfo, model: CostModel | None) -> DraftGate:
     """Who decides what is drafted."""
     if model is not None and settings.guard:
-        sizes = {*drafter.elastic_block_sizes, drafter.block_size}
+        elastic = drafter.elastic_block_sizes if settings.elastic_blocks else ()
+        sizes = {*elastic, drafter.block_size}
         return Guard(model, sorted(sizes), GuardOptions(settings.guard_probe_share, settings.guard_margin))
     if settings.verify_mode == "fixed":
         if settings.fixed_window > drafter.block_size:

@@ -144,6 +144,7 @@ class ScriptedScheduler:
                 num_tokens=count,
                 num_steps=2,
                 num_drafted_steps=2,
+                num_uncut_accepted=4,
                 num_drafted=8,
                 num_verified=6,
                 num_accepted=3,

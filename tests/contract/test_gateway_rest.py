@@ -93,7 +93,7 @@ def test_the_exact_bytes_of_a_stream_with_usage(gateway: GatewayHarness) -> None
         ',"usage":{"prompt_tokens":21,"completion_tokens":6,"total_tokens":27,"prompt_tokens_details":{"cached_tokens":0}}'
         ',"metrics":{"speculative_decoding":{"mean_acceptance_length":2.5,"draft_acceptance_rate":0.375,'
         '"acceptance_histogram":[0,1,1,0,0],"num_spec_steps":2,"num_accepted_draft_tokens":3,"num_draft_tokens":8,'
-        '"num_verified_tokens":6,"num_drafted_steps":2,"num_spec_tokens":4}}'
+        '"num_verified_tokens":6,"num_drafted_steps":2,"num_uncut_accepted_tokens":4,"num_spec_tokens":4}}'
     )
     assert normal(gateway.chat(stream=True, stream_options={"include_usage": True}).text) == (
         chunk(delta('{"role":"assistant","content":""}'), null)

@@ -218,6 +218,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     ring: Ring
     quality: float = 0.7
     block_size: int = 5
+    elastic_block_sizes: tuple[int, ...] = ()
     page_bytes: int = 500
     target_vocab_size: int = VOCAB_SIZE
     target_hidden_size: int = HIDDEN_SIZE
@@ -237,6 +238,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             contract_version=self.contract_version,
             model="toy-drafter",
             block_size=self.block_size,
+            elastic_block_sizes=self.elastic_block_sizes,
             target_vocab_size=self.target_vocab_size,
             draft_vocab_size=self.target_vocab_size,
             target_hidden_size=self.target_hidden_size,

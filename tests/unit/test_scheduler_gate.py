@@ -10,6 +10,7 @@ from fakes.executors import StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, DraftedRound, DraftGate, StepShape
+from scheduler_service.guard import Guard
 from service_kit.errors import ConfigurationError
 
 
@@ -138,6 +139,18 @@ def test_a_window_longer_than_the_block_is_refused() -> None:
         pass
 
 
+@pytest.mark.parametrize(("elastic_blocks", "expected"), [(True, [3, 5]), (False, [5])])
+def test_the_guard_drafts_whole_blocks_where_elastic_ones_are_switched_off(
+    elastic_blocks: bool, expected: list[int]
+) -> None:
+    verifier, drafter = fake_pair()
+    drafter.elastic_block_sizes = (3, 5)
+    with running("compact", (verifier, drafter), guard=True, elastic_blocks=elastic_blocks) as rig:
+        gate = rig.scheduler._batch.draft_gate
+        assert isinstance(gate, Guard)
+        assert gate._sizes == expected
+
+
 def test_threshold_ends_a_window_at_the_first_low_confidence() -> None:
     with running("threshold", fake_pair(quality=0.7), confidence_threshold=0.5) as rig:
         summary = rig.submit([1, 2, 3], 40).wait()
@@ -152,7 +165,7 @@ def test_cap_accept_verifies_whole_blocks_and_commits_the_scheduled_windows() ->
         choice = stream.wait().choices[0]
         rig.wait_until_idle()
         ledger = rig.scheduler.load().ledger
-        assert ledger.num_uncut_accepted == ledger.num_verified == choice.num_verified
+        assert ledger.num_uncut_accepted == ledger.num_verified == choice.num_verified == choice.num_uncut_accepted
         assert choice.num_accepted < ledger.num_uncut_accepted
 
 
