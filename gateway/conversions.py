@@ -43,7 +43,11 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=request.num_choices,
-        speculation=scheduler_pb2.SpeculationParams(max_draft_tokens=request.max_draft_tokens),
+        speculation=scheduler_pb2.SpeculationParams(
+            max_draft_tokens=request.max_draft_tokens,
+            max_time_per_token_ms=request.max_time_per_token_ms,
+            priority=request.priority,
+        ),
         isolation_key=request.isolation_key,
     )
 

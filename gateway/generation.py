@@ -19,7 +19,7 @@ from gateway.errors import ContextLengthError, GenerationFailedError, UnknownMod
 from gateway.prompts import PromptEncoder
 from gateway.readiness import Readiness
 from gateway.scheduler_client import SchedulerClient, TokenStream
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
@@ -270,6 +270,7 @@ class TextGenerator:
         sampling = _with_defaults(request.sampling(), info.sampling_defaults)
         if words := request.bad_words:
             sampling = replace(sampling, bad_words=await self._in_thread(lambda: self._banned_sequences(words)))
+        speculation = request.speculation or Speculation.model_validate({})
         token_request = TokenRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=token_ids,
@@ -278,7 +279,9 @@ class TextGenerator:
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
-            max_draft_tokens=request.speculation.limit if request.speculation is not None else None,
+            max_draft_tokens=speculation.limit,
+            max_time_per_token_ms=speculation.max_time_per_token_ms,
+            priority=speculation.priority,
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_logprobs if request.echoes else None,
             isolation_key=isolation_key,

@@ -93,6 +93,10 @@ class Speculation(BaseModel):
     """False: no drafts are made."""
     max_draft_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
     """Most drafts verified in a step; 0 makes none."""
+    max_time_per_token_ms: float | None = Field(None, gt=0)
+    """Time per token that drafts must not push this request beyond."""
+    priority: float | None = Field(None, ge=0.01, le=100)
+    """What its tokens count for where drafts compete for verification; 1 if unset."""
 
     @property
     def limit(self) -> int | None:

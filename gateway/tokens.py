@@ -42,6 +42,8 @@ class TokenRequest:
     ignore_eos: bool = False
     num_choices: int = 1
     max_draft_tokens: int | None = None
+    max_time_per_token_ms: float | None = None
+    priority: float | None = None
     """Most drafts verified in a step; 0 makes none, None asks for nothing."""
     num_logprobs: int | None = None
     """Score the answer's tokens, with so many of the likeliest; None does not."""

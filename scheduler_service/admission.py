@@ -15,6 +15,7 @@ from scheduler_service.request import Event, GenerateSpec, Request, SamplingOpti
 from service_kit.errors import InvalidRequestError
 
 _MAX_KEY = 2**64
+MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
     """Validates a request and fixes its keys. Raises InvalidRequestError naming the field."""
     _check_prompt(spec, limits)
     _check_sampling(spec.sampling)
+    _check_speculation(spec)
     if spec.max_tokens is not None and spec.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1", field="max_tokens")
     if not 1 <= spec.num_choices <= limits.max_num_seqs:
@@ -71,6 +73,8 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
         stop_token_ids=stop_token_ids,
         sink=sink,
         max_draft_tokens=spec.max_draft_tokens,
+        target_ns=None if spec.max_time_per_token_ms is None else 1e6 * spec.max_time_per_token_ms,
+        priority=spec.priority,
         isolation_key=spec.isolation_key,
         reuses_prefix=not spec.bypass_prefix_cache and spec.num_prompt_logprobs is None,
         controls=logit_controls(spec, stop_token_ids, limits.vocab_size),
@@ -116,6 +120,20 @@ def _check_sampling(sampling: SamplingOptions) -> None:
         raise InvalidRequestError("top_k must be in 0 ... 2147483647 (0 keeps all)", field="top_k")
     if sampling.seed is not None and not 0 <= sampling.seed < _MAX_KEY:
         raise InvalidRequestError("seed must be in 0 ... 2**64 - 1", field="seed")
+
+
+def _check_speculation(spec: GenerateSpec) -> None:
+    target_ms = spec.max_time_per_token_ms
+    if target_ms is not None and not (math.isfinite(target_ms) and target_ms > 0):
+        raise InvalidRequestError(
+            f"max_time_per_token_ms is {target_ms}: it must be a finite number of milliseconds > 0",
+            field="speculation.max_time_per_token_ms",
+        )
+    if not MIN_PRIORITY <= spec.priority <= MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority is {spec.priority}: it must be in [{MIN_PRIORITY}, {MAX_PRIORITY:g}]",
+            field="speculation.priority",
+        )
 
 
 def _slot_samplings(spec: GenerateSpec) -> Iterator[SlotSampling]:

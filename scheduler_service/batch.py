@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from scheduler_service.admission import Limits
 from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.pages import PageAllocator
+from scheduler_service.policy import StepCosts
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.prefix_cache import PrefixCache, PrefixCacheMode
 from scheduler_service.request import Request, Sequence
@@ -37,6 +38,8 @@ class Batch:
         """Groups that must be admitted together: the choices of a new request, or one preempted choice."""
         self.num_preemptions = 0
         self.draft_gate: DraftGate = OpenGate(limits.block_size)
+        self.costs: StepCosts | None = None
+        """Where steps are scheduled by what they cost."""
         self.prefill_limit: PrefillLimit | None = None
         """None: prefill is bounded by tokens alone."""
 

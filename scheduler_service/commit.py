@@ -58,7 +58,9 @@ class Committer:
         sequence, ledger = row.sequence, self._ledger
         kept, reason = _cut(sequence, token_ids)
         num_accepted = min(num_accepted, len(kept))  # what is dropped is not charged
-        if sequence.num_tokens:
+        if not sequence.num_tokens:
+            sequence.first_token_ns = time.monotonic_ns()
+        else:
             sequence.num_steps += 1
             sequence.num_verified += len(row.drafts)
             sequence.num_accepted += num_accepted
@@ -103,6 +105,7 @@ class Committer:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
+        self._count_target(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._batch.close(sequence)
         else:
@@ -125,6 +128,16 @@ class Committer:
             time.monotonic() - request.arrived_s,
             f" error={request.error!r}" if request.error else "",
         )
+
+    def _count_target(self, sequence: Sequence) -> None:
+        target_ns, num_gaps = sequence.request.target_ns, sequence.num_tokens - 1
+        if target_ns is None or num_gaps < 1:
+            return
+        is_kept = time.monotonic_ns() - sequence.first_token_ns <= target_ns * num_gaps
+        self._ledger.num_targeted_choices += 1
+        self._ledger.num_on_target_choices += is_kept
+        self._ledger.num_targeted_tokens += sequence.num_tokens
+        self._ledger.num_on_target_tokens += sequence.num_tokens * is_kept
 
     def _deliver(self, sequence: Sequence, event: TokenChunk | Summary) -> None:
         self.outbox.append((sequence.request.sink, event))

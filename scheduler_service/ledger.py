@@ -38,6 +38,12 @@ class Ledger:
     predicted_measured_ns: int = 0
     prediction_error_ns: int = 0
     """Of those, the time predicted, the time measured, and the sum of the distances between the two."""
+    num_targeted_choices: int = 0
+    """Choices that ended with two tokens or more and had a target for the time per token."""
+    num_on_target_choices: int = 0
+    """Those that kept it: goodput."""
+    num_targeted_tokens: int = 0
+    num_on_target_tokens: int = 0
     step_ns: int = 0
     """Wall time of whole steps."""
     draft_call_ns: int = 0

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from kernels.token_scores import TokenScore
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
+from scheduler_service.latency import TimedRow, draft_budget
+from scheduler_service.policy import StepWork
 from scheduler_service.request import Sequence
 
 
@@ -70,6 +72,8 @@ class StepPlan:
     num_ingested: int = 0
     """Positions of theirs."""
     decision: DraftDecision = NOTHING
+    max_budget: int | None = None
+    """Most drafts verified, by latency targets; None: no bound."""
     drafted: list[PlannedRow] = field(default_factory=list)
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
 
@@ -136,7 +140,8 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
     if batch.limits.block_size:
         num_prefill = sum(row.num_tokens for row in rows) - len(decoding)
         _, candidates = _candidates(batch, decoding)
-        if batch.draft_gate.decide(step_shape(decoding, num_prefill), candidates).rows:
+        decision = batch.draft_gate.decide(step_shape(decoding, num_prefill), candidates)
+        if _cap(batch, decoding, num_prefill, candidates, decision)[0].rows:
             return []
         if any(_would_overwrite(batch, row) for row in rows) or _plan_ingests(batch, rows):
             return []
@@ -199,7 +204,8 @@ def _prompt_is_coming(sequence: Sequence) -> bool:
 def _plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget: int, num_prefill: int) -> int:
     """Sets what is drafted, and how many drafts each of those rows may carry; returns their sum."""
     rows, candidates = _candidates(batch, decoding)
-    plan.decision = batch.draft_gate.decide(step_shape(decoding, num_prefill), candidates)
+    decision = batch.draft_gate.decide(step_shape(decoding, num_prefill), candidates)
+    plan.decision, plan.max_budget = _cap(batch, decoding, num_prefill, candidates, decision)
     for row in decoding:
         row.sequence.is_plain_once = False
     total = 0
@@ -217,6 +223,29 @@ def _plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budge
             plan.drafted.append(row)
     batch.draft_gate.drafting(candidates, plan.decision)
     return total
+
+
+def _cap(
+    batch: Batch, decoding: list[PlannedRow], num_prefill: int, candidates: list[Candidate], decision: DraftDecision
+) -> tuple[DraftDecision, int | None]:
+    """What is drafted under the latency targets of all decode rows, and how many drafts may be verified."""
+    if batch.costs is None or not decision.rows or all(row.sequence.request.target_ns is None for row in decoding):
+        return decision, None
+    drafted = {}
+    for index in decision.rows:
+        history, _, max_drafts = candidates[index]
+        if history is not None:
+            drafted[id(history)] = history.expectation.accepted[min(decision.num_slots, max_drafts)]
+    timed = [
+        TimedRow(row.sequence.request.target_ns, 1.0 + drafted.get(id(row.sequence.history), 0.0))
+        for row in decoding
+        if row.sequence.request.target_ns is not None
+    ]
+    shape = step_shape(decoding, num_prefill)
+    work = StepWork(shape.num_rows, len(decision.rows), shape.num_tokens, shape.num_context, decision.num_slots)
+    num_drafts = len(decision.rows) * decision.num_slots
+    budget = draft_budget(batch.costs, work, timed, num_drafts, max(row.start for row in decoding) + 1)
+    return (NOTHING, None) if budget == 0 else (decision, budget)
 
 
 def _candidates(batch: Batch, decoding: list[PlannedRow]) -> tuple[list[PlannedRow], list[Candidate]]:

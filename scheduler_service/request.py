@@ -63,6 +63,10 @@ class GenerateSpec:
     """Compute every prompt position."""
     max_draft_tokens: int | None = None
     """Most drafts verified in a step; 0 makes none, None asks for nothing."""
+    max_time_per_token_ms: float | None = None
+    """Time per token that drafts must not push the request beyond; None: the server's target, if it has one."""
+    priority: float = 1.0
+    """What a token counts for where drafts compete for verification."""
     num_logprobs: int | None = None
     """Score the answer's tokens, with so many of the likeliest; None does not."""
     num_prompt_logprobs: int | None = None
@@ -158,6 +162,8 @@ class Sequence:
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
     finish_reason: FinishReason | None = None
+    first_token_ns: int = 0
+    """When it was committed, on the monotonic clock."""
     num_steps: int = 0
     num_drafted_steps: int = 0
     num_drafted: int = 0
@@ -234,6 +240,9 @@ class Request:
     """Whether it still counts against the bounded queue: not admitted yet."""
     max_draft_tokens: int | None = None
     """None: no limit of its own."""
+    target_ns: float | None = None
+    """Most time per token; None: no target."""
+    priority: float = 1.0
     isolation_key: bytes = b""
     reuses_prefix: bool = True
     num_cached_tokens: int | None = None

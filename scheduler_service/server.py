@@ -154,16 +154,18 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         num_choices=request.num_choices or 1,
         isolation_key=request.isolation_key,
         bypass_prefix_cache=request.bypass_prefix_cache,
-        max_draft_tokens=_max_draft_tokens(request.speculation),
+        **_speculation(request.speculation),
         num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
         num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
     )
 
 
-def _max_draft_tokens(speculation: pb.SpeculationParams) -> int | None:
+def _speculation(speculation: pb.SpeculationParams) -> dict[str, Any]:
+    names = ("max_draft_tokens", "max_time_per_token_ms", "priority")
+    given = {name: getattr(speculation, name) for name in names if speculation.HasField(name)}
     if speculation.HasField("enabled") and not speculation.enabled:
-        return 0
-    return speculation.max_draft_tokens if speculation.HasField("max_draft_tokens") else None
+        given["max_draft_tokens"] = 0
+    return given
 
 
 def _event_to_pb(event: Event) -> pb.GenerateResponse:

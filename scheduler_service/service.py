@@ -108,6 +108,8 @@ class Scheduler:
         Raises InvalidRequestError, QueueFullError, or UnavailableError while draining.
         """
         request = accept_request(spec, self.limits, sink)
+        if request.target_ns is None and self.settings.max_time_per_token_ms:
+            request.target_ns = 1e6 * self.settings.max_time_per_token_ms
         request.span = span
         num_tokens = len(request.prompt)
         with self._lock:

@@ -48,6 +48,9 @@ class SchedulerSettings(BaseSettings):
     `elastic_block_sizes`)."""
     guard_probe_share: float = Field(0.01, ge=0, le=1)
     """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
+    max_time_per_token_ms: float = Field(0.0, ge=0)
+    """Time per token, in milliseconds, that drafts must not push any request beyond (where compact or cap-accept
+    schedules); requests may ask for their own. 0: none."""
     guard_margin: float = Field(0.02, ge=0)
     """Least gain for which the guard lets a step draft, as a share of a plain step."""
     speculation_off_reason: str = ""

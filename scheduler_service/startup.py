@@ -101,6 +101,7 @@ def build_scheduler(
     )
     if drafter_info is not None:
         batch.draft_gate = _draft_gate(settings, drafter_info, stored_model)
+        batch.costs = costs
     scheduler = Scheduler(settings, limits, info, batch)
     options = PolicyOptions(
         settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold

@@ -151,6 +151,8 @@ class StepEngine:
                 contexts=[row.start + 1 for row in drafted],
                 num_rows=len(plan.rows),
                 num_context=float(sum(row.num_context for row in plan.rows)),
+                row_weights=[row.sequence.request.priority for row in drafted],
+                max_budget=plan.max_budget,
             )
         )
         self._ledger.num_invalid_confidences += windows.num_invalid

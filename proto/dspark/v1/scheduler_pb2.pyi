@@ -55,12 +55,16 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens")
+    __slots__ = ("enabled", "max_draft_tokens", "max_time_per_token_ms", "priority")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TIME_PER_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     max_draft_tokens: int
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    max_time_per_token_ms: float
+    priority: float
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., max_time_per_token_ms: _Optional[float] = ..., priority: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "num_choices", "isolation_key", "bypass_prefix_cache", "speculation", "num_logprobs", "num_prompt_logprobs")
@@ -203,7 +207,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns", "block_accept_low", "block_accept_high", "num_blocks", "num_open_blocks")
+    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns", "block_accept_low", "block_accept_high", "num_blocks", "num_open_blocks", "num_targeted_choices", "num_on_target_choices", "num_targeted_tokens", "num_on_target_tokens")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +245,10 @@ class GetLoadResponse(_message.Message):
     BLOCK_ACCEPT_HIGH_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_OPEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETED_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ON_TARGET_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ON_TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_slots: int
@@ -278,4 +286,8 @@ class GetLoadResponse(_message.Message):
     block_accept_high: float
     num_blocks: int
     num_open_blocks: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ..., block_accept_low: _Optional[float] = ..., block_accept_high: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_open_blocks: _Optional[int] = ...) -> None: ...
+    num_targeted_choices: int
+    num_on_target_choices: int
+    num_targeted_tokens: int
+    num_on_target_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ..., block_accept_low: _Optional[float] = ..., block_accept_high: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_open_blocks: _Optional[int] = ..., num_targeted_choices: _Optional[int] = ..., num_on_target_choices: _Optional[int] = ..., num_targeted_tokens: _Optional[int] = ..., num_on_target_tokens: _Optional[int] = ...) -> None: ...
