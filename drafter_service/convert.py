@@ -74,6 +74,7 @@ def result_to_pb(result: DraftResult) -> drafter_pb2.DraftResponse:
     return drafter_pb2.DraftResponse(
         token_ids=result.token_ids.ravel().tolist(),
         confidences=result.confidences.astype("<f4").tobytes(),
+        draft_probs=result.draft_probs.astype("<f4").tobytes(),
         ingest_failures=[
             types_pb2.RowFailure(row=row, reason=reason) for row, reason in result.ingest_failures.items()
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from drafter_service.records import (
     DraftTimings,
     DraftWork,
     Ingests,
+    IntArray,
     SessionArenas,
     SessionSizes,
 )
@@ -34,6 +36,7 @@ class DrafterEngine:
         self.drafter = drafter
         self.epoch = secrets.randbits(63) | 1
         self._model, self._config = drafter.model, drafter.model.config
+        self._draft_index = _inverse(self._model.weights.draft_to_target, self._config.vocab_size)
         self._thread = thread
         self._session: Session | None = None
 
@@ -95,7 +98,7 @@ class DrafterEngine:
             session.slots.require_span(int(slot), 0, int(position))
         failures = self._ingest(session, ingests)
         ingested = time.perf_counter_ns()
-        block, backbone_ns = self._draft_rows(session, rows, work.num_drafts)
+        block, draft_probs, backbone_ns = self._draft_rows(session, rows, work.num_drafts)
         ended = time.perf_counter_ns()
         timings = DraftTimings(
             ingest=ingested - started,
@@ -103,7 +106,7 @@ class DrafterEngine:
             head=ended - ingested - backbone_ns,
             total=ended - started,
         )
-        return DraftResult(block.token_ids, calibrated(block.confidence_logits), failures, timings)
+        return DraftResult(block.token_ids, calibrated(block.confidence_logits), draft_probs, failures, timings)
 
     def _check(self, work: DraftWork) -> None:
         anchor_ids, block_size = work.rows.anchor_ids, self._config.block_size
@@ -129,10 +132,13 @@ class DrafterEngine:
         )
         return read.failures
 
-    def _draft_rows(self, session: Session, rows: DraftRows, num_drafts: int) -> tuple[BlockDraft, int]:
-        """Drafts, and the parallel backbone's share of the time in nanoseconds."""
+    def _draft_rows(
+        self, session: Session, rows: DraftRows, num_drafts: int
+    ) -> tuple[BlockDraft, npt.NDArray[np.float32], int]:
+        """Drafts, their probabilities (`DraftResult`), and the parallel backbone's time in nanoseconds."""
+        no_probs = np.empty(0, np.float32)
         if not len(rows.slots):
-            return BlockDraft(np.empty((0, num_drafts), np.uint32), np.empty((0, num_drafts), np.float32)), 0
+            return BlockDraft(np.empty((0, num_drafts), np.uint32), np.empty((0, num_drafts), np.float32)), no_probs, 0
         started = time.perf_counter_ns()
         forward = self._model.forward_block(
             torch.from_numpy(rows.anchor_ids),
@@ -152,7 +158,19 @@ class DrafterEngine:
             is_rejection = constants.regime == Regime.REJECTION
             probs_out.append(session.draft_probs_of(slot, round_, position + 1) if is_rejection else None)
         block = self._model.sample(forward, rows.anchor_ids, sampling, rows.anchor_positions, rows.rounds, probs_out)
-        return block, backbone_ns
+        is_sampled = any(rows is not None for rows in probs_out)
+        return block, self._draft_probs(block, probs_out) if is_sampled else no_probs, backbone_ns
+
+    def _draft_probs(
+        self, block: BlockDraft, probs_out: Sequence[npt.NDArray[np.float32] | None]
+    ) -> npt.NDArray[np.float32]:
+        """[B, num_drafts] probability of each draft in its distribution; NaN in rows without one."""
+        columns = block.token_ids if self._draft_index is None else self._draft_index[block.token_ids]
+        draft_probs = np.full(columns.shape, np.nan, np.float32)
+        for own, rows, row_columns in zip(draft_probs, probs_out, columns, strict=True):
+            if rows is not None:
+                own[:] = rows[np.arange(len(own)), row_columns]
+        return draft_probs
 
 
 def calibrated(confidence_logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -160,3 +178,12 @@ def calibrated(confidence_logits: npt.NDArray[np.float32]) -> npt.NDArray[np.flo
     with np.errstate(over="ignore"):
         confidences: npt.NDArray[np.float32] = np.float32(1) / (1 + np.exp(-confidence_logits))
     return confidences
+
+
+def _inverse(draft_to_target: npt.NDArray[np.uint32] | None, vocab_size: int) -> IntArray | None:
+    """Draft index by target id, [vocab_size]; None for the identity."""
+    if draft_to_target is None:
+        return None
+    index = np.zeros(vocab_size, np.int64)
+    index[draft_to_target] = np.arange(len(draft_to_target))
+    return index

@@ -76,6 +76,9 @@ class DraftResult:
     """[B, num_drafts] target ids."""
     confidences: npt.NDArray[np.float32]
     """[B, num_drafts], conditional."""
+    draft_probs: npt.NDArray[np.float32]
+    """[B, num_drafts] probability with which each draft was sampled, NaN in rows of other regimes than rejection; empty
+    if no row is of it."""
     ingest_failures: dict[int, str]
     """Index of a failed ingest → what was wrong."""
     timings: DraftTimings

@@ -6,7 +6,7 @@ text before it, the drafts of the window included. Scores are always of the targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kernels.logit_controls.cpu import ControlledText
-from kernels.rejection_sample import InvalidRowError, RowOutcome
+from kernels.rejection_sample import AskedToken, InvalidRowError, RowOutcome
 from kernels.sampling import Regime
 from kernels.token_scores.cpu import token_score
 from service_kit.errors import StaleArenaError
@@ -51,7 +51,8 @@ def accept(
     nothing, and why.
     """
     num_rows = len(batch.row_slots)
-    result = Acceptance([0] * num_rows, [0] * num_rows)
+    asks = batch.prob_asks
+    result = Acceptance([0] * num_rows, [0] * num_rows, target_probs=np.full(len(asks), np.nan, np.float32))
     if not len(emitted.rows):
         return result
     all_logits = logits.numpy()
@@ -64,6 +65,8 @@ def accept(
         options = session.slots.target[window.slot]
         num_logprobs = options.num_logprobs if options else None
         scored = all_logits[own]
+        places = np.flatnonzero(asks[:, 0] == row) if len(asks) else ()
+        asked = [AskedToken(int(asks[i, 1]) - window.anchor - 1, int(asks[i, 2])) for i in places]
         try:
             if row in failed:
                 raise InvalidRowError(failed[row])
@@ -72,17 +75,19 @@ def accept(
             if (text := session.text(window.slot)) is not None:
                 controlled = scored if num_logprobs is None else scored.copy()
                 _control(text, window, controlled)
-                outcome = _sample(session, window, controlled, accept_row)
+                outcome = _sample(session, window, controlled, accept_row, asked)
             elif session.sampling(window.slot).regime == Regime.GREEDY:
                 accepted_len = int((best_ids[own][:-1] == window.draft_ids).cumprod().sum())
                 outcome = RowOutcome(accepted_len, best_ids[own][: accepted_len + 1].tolist())
             else:
-                outcome = _sample(session, window, scored, accept_row)
+                outcome = _sample(session, window, scored, accept_row, asked)
         except (InvalidRowError, StaleArenaError) as error:
             result.failures.append(FailedRow(row, str(error)))
             continue
         result.verify_lens[row], result.accepted_lens[row] = len(window.draft_ids), outcome.accepted_len
         result.token_ids += outcome.token_ids
+        if outcome.asked_probs:
+            result.target_probs[places] = outcome.asked_probs
         result.emissions[window.slot] = Emission(window.anchor + 1 + outcome.accepted_len, outcome.token_ids[-1])
         if num_logprobs is not None:
             pairs = zip(scored, outcome.token_ids, strict=False)  # logits behind a rejected draft are left over
@@ -112,7 +117,11 @@ def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float
 
 
 def _sample(
-    session: Session, window: _Window, logits: npt.NDArray[np.float32], accept_row: Callable[..., RowOutcome]
+    session: Session,
+    window: _Window,
+    logits: npt.NDArray[np.float32],
+    accept_row: Callable[..., RowOutcome],
+    asked: Sequence[AskedToken],
 ) -> RowOutcome:
     sampling, num_drafts = session.sampling(window.slot), len(window.draft_ids)
     draft_probs = None
@@ -126,4 +135,5 @@ def _sample(
         sampling,
         window.anchor,
         window.round,
+        asked,
     )

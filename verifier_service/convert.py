@@ -8,6 +8,7 @@ import numpy as np
 from dspark.v1 import types_pb2, verifier_pb2
 
 from kernels.token_scores import TokenScore
+from service_kit.errors import InvalidRequestError
 from service_kit.rpc import CONTRACT_VERSION
 from service_kit.scores import scores_to_pb
 from verifier_service.config import SamplingDefaults
@@ -88,7 +89,16 @@ def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
         row_rounds=_ints(request.row_rounds),
         token_ids=_ints(request.token_ids),
         row_chained=np.array(list(request.row_chained), np.bool_),
+        prob_asks=_asks_from_pb(request),
     )
+
+
+def _asks_from_pb(request: verifier_pb2.StepRequest) -> Ints:
+    """[asks, 3]. Raises InvalidRequestError if the parallel arrays differ in length."""
+    arrays = (request.prob_rows, request.prob_positions, request.prob_token_ids)
+    if len({len(array) for array in arrays}) != 1:
+        raise InvalidRequestError("prob arrays have different lengths", field="prob_rows")
+    return np.stack([_ints(array) for array in arrays], axis=1)
 
 
 def _ints(values: Collection[int]) -> Ints:
@@ -109,6 +119,7 @@ def step_to_pb(result: StepResult) -> verifier_pb2.StepResponse:
         ],
         scores=_row_scores_to_pb(accepted.scores),
         prompt_scores=_row_scores_to_pb(accepted.prompt_scores),
+        target_probs=accepted.target_probs.astype("<f4").tobytes(),
     )
 
 

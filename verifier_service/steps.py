@@ -36,6 +36,8 @@ class StepBatch:
     token_ids: Ints
     row_chained: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """Empty: no such row."""
+    prob_asks: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    """[asks, 3]: row, position and token of each target probability asked for."""
 
 
 class Emission(NamedTuple):
@@ -66,6 +68,8 @@ class Acceptance:
     """By row, of its tokens; rows whose slot asks for them."""
     prompt_scores: dict[int, list[TokenScore]] = field(default_factory=dict)
     """By row; see RowScores of the contract."""
+    target_probs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[asks]; NaN where there is none."""
 
 
 class Phase(NamedTuple):
@@ -120,6 +124,13 @@ def validate(batch: StepBatch, slots: SlotTable, vocab_size: int, max_batch_toke
     chained = np.flatnonzero(batch.row_chained)
     if (counts[chained] > 1).any() or not batch.row_emits[chained].all():
         raise InvalidRequestError("a chained row has one token and emits", field="row_chained")
+    rows, _, token_ids = batch.prob_asks.T
+    if (rows >= len(counts)).any() or not batch.row_emits[rows].all():
+        raise InvalidRequestError("probabilities are asked of a row that does not emit", field="prob_rows")
+    if (token_ids >= vocab_size).any():
+        raise InvalidRequestError(
+            f"token {token_ids.max()} is outside the vocabulary of {vocab_size}", field="prob_token_ids"
+        )
     for slot, start, count in zip(batch.row_slots.tolist(), batch.row_starts.tolist(), counts.tolist(), strict=True):
         slots.require_span(slot, 0, start + count)  # attention reads every page before the row, too
 

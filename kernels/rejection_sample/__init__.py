@@ -15,11 +15,17 @@ The draft distribution of a row is draft_probs divided by its float64 sum, which
 from. A draft that it cannot have produced (probability 0, outside the draft vocabulary, no draft_probs given) counts
 as drawn from a point mass: accepted with probability target_prob, else the target without that token is sampled.
 That is exact for any token chosen without knowledge of this round's acceptance noise.
+
+A rejection row also tells the target probabilities of tokens that it is asked about, where it computed them anyway.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kernels.target_probs import InvalidRowError
 
@@ -31,6 +37,23 @@ class RowOutcome(NamedTuple):
     """Accepted drafts, 0 ... number of drafts."""
     token_ids: list[int]
     """The accepted drafts, then the recovered or bonus token: accepted_len + 1 target ids."""
+    asked_probs: tuple[float, ...] = ()
+    """Target probability of each token asked for; NaN where no token was emitted, and in the other regimes."""
 
 
-__all__ = ["InvalidRowError", "RowOutcome"]
+class AskedToken(NamedTuple):
+    """A token of which the target probability is wanted."""
+
+    index: int
+    """Of the target row that judges or follows the drafts, from 0."""
+    token_id: int
+
+
+def answer_asks(asked: Sequence[AskedToken], index: int, probs: npt.NDArray[np.float64], answers: list[float]) -> None:
+    """Fills in what is asked about target row `index`, whose distribution is `probs` [V]."""
+    for place, ask in enumerate(asked):
+        if ask.index == index:
+            answers[place] = float(probs[ask.token_id])
+
+
+__all__ = ["AskedToken", "InvalidRowError", "RowOutcome", "answer_asks"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from kernels.draws import coupled_index, inverse_cdf_index, uniform
 from kernels.philox import Purpose
-from kernels.rejection_sample import InvalidRowError, RowOutcome
+from kernels.rejection_sample import AskedToken, InvalidRowError, RowOutcome, answer_asks
 from kernels.sampling import Regime, SlotSampling
 from kernels.target_probs.cpu import greedy_token, target_probs
 
@@ -20,28 +23,34 @@ def accept_row(
     sampling: SlotSampling,
     position: int,
     round_: int,
+    asked: Sequence[AskedToken] = (),
 ) -> RowOutcome:
     """Judges the l drafts of a row; arguments and errors of `kernels.rejection_sample.reference.accept_row`."""
     drafts: list[int] = draft_ids.tolist()
+    answers = [math.nan] * len(asked)
     if drafts and max(drafts) >= logits.shape[1]:
         raise InvalidRowError(f"drafts {drafts} are not all below the target's vocabulary of {logits.shape[1]}")
     for k, draft_id in enumerate(drafts):
         token_position = position + 1 + k
         if sampling.regime == Regime.REJECTION:
             draft_row = None if draft_probs is None else draft_probs[k]
-            token_id = _judge(logits[k], draft_id, draft_row, draft_to_target, sampling, token_position, round_)
+            probs = _row_probs(logits[k], sampling)
+            answer_asks(asked, k, probs, answers)
+            token_id = _judge(probs, draft_id, draft_row, draft_to_target, sampling, token_position, round_)
         else:
             token_id = _certain_token(logits[k], sampling, token_position)
         if token_id != draft_id:
-            return RowOutcome(k, [*drafts[:k], token_id])
+            return RowOutcome(k, [*drafts[:k], token_id], tuple(answers))
 
     token_position = position + 1 + len(drafts)
     if sampling.regime == Regime.REJECTION:
         chance = uniform(sampling.key, Purpose.BONUS, token_position, round_)
-        token_id = inverse_cdf_index(_row_probs(logits[len(drafts)], sampling), chance)
+        probs = _row_probs(logits[len(drafts)], sampling)
+        answer_asks(asked, len(drafts), probs, answers)
+        token_id = inverse_cdf_index(probs, chance)
     else:
         token_id = _certain_token(logits[len(drafts)], sampling, token_position)
-    return RowOutcome(len(drafts), [*drafts, token_id])
+    return RowOutcome(len(drafts), [*drafts, token_id], tuple(answers))
 
 
 def _certain_token(row: npt.NDArray[np.float32], sampling: SlotSampling, token_position: int) -> int:
@@ -56,7 +65,7 @@ def _certain_token(row: npt.NDArray[np.float32], sampling: SlotSampling, token_p
 
 
 def _judge(
-    row: npt.NDArray[np.float32],
+    probs: npt.NDArray[np.float64],
     draft_id: int,
     draft_row: npt.NDArray[np.float32] | None,
     draft_to_target: npt.NDArray[np.uint32] | None,
@@ -65,7 +74,6 @@ def _judge(
     round_: int,
 ) -> int:
     """The draft if it is accepted, else the recovered token."""
-    probs = _row_probs(row, sampling)
     draft_prob, total = 0.0, 1.0
     if draft_row is not None:
         total = float(draft_row.sum(dtype=np.float64))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from kernels.philox import Purpose, coupled_exponentials, uniforms
-from kernels.rejection_sample import InvalidRowError, RowOutcome
+from kernels.rejection_sample import AskedToken, InvalidRowError, RowOutcome, answer_asks
 from kernels.sampling import Regime, SlotSampling
 from kernels.target_probs.reference import target_probs
 
@@ -19,16 +22,19 @@ def accept_row(
     sampling: SlotSampling,
     position: int,
     round_: int,
+    asked: Sequence[AskedToken] = (),
 ) -> RowOutcome:
     """Judges the l drafts of a row.
 
     Args: logits [l + 1, V], target rows of [anchor, drafts]; draft_ids [l], target ids; draft_probs [l, Vd], read by
     the rejection regime only; draft_to_target [Vd], distinct target ids of the draft vocabulary, None for the
-    identity; position of the anchor; round_ of the Draft call that made the drafts.
+    identity; position of the anchor; round_ of the Draft call that made the drafts; asked, tokens below V whose target
+    probability is wanted, answered by the rejection regime.
 
     Raises InvalidRowError for logits, draft ids or draft probabilities that cannot be sampled from.
     """
     vocab_size = logits.shape[1]
+    answers = [math.nan] * len(asked)
     for k, draft_id in enumerate(draft_ids):
         if draft_id >= vocab_size:
             raise InvalidRowError(f"draft {k} is token {draft_id}, the target has {vocab_size}")
@@ -37,6 +43,7 @@ def accept_row(
         if sampling.regime != Regime.REJECTION:
             token_id = _certain_token(probs, sampling, token_position)
         else:
+            answer_asks(asked, k, probs, answers)
             draft_row = None if draft_probs is None else draft_probs[k]
             draft_dist = _draft_distribution(draft_row, draft_to_target, int(draft_id), vocab_size)
             chance = uniforms(sampling.key, Purpose.ACCEPT, token_position, round_, 1)[0]
@@ -48,16 +55,17 @@ def accept_row(
                 residual if residual.sum() > 0.0 else probs, sampling.key, Purpose.RESIDUAL, token_position, round_
             )
         if token_id != draft_id:
-            return RowOutcome(k, [*map(int, draft_ids[:k]), token_id])
+            return RowOutcome(k, [*map(int, draft_ids[:k]), token_id], tuple(answers))
 
     num_drafts = len(draft_ids)
     probs = target_probs(logits[num_drafts : num_drafts + 1], sampling)[0]
     token_position = position + 1 + num_drafts
     if sampling.regime == Regime.REJECTION:
+        answer_asks(asked, num_drafts, probs, answers)
         token_id = _draw(probs, sampling.key, Purpose.BONUS, token_position, round_)
     else:
         token_id = _certain_token(probs, sampling, token_position)
-    return RowOutcome(num_drafts, [*map(int, draft_ids), token_id])
+    return RowOutcome(num_drafts, [*map(int, draft_ids), token_id], tuple(answers))
 
 
 def _certain_token(probs: npt.NDArray[np.float64], sampling: SlotSampling, token_position: int) -> int:

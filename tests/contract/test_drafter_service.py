@@ -184,10 +184,16 @@ def test_draft_distributions_are_written_for_rejection_rows_only(start: Run) -> 
     harness.draft_probs.rows[:] = np.nan
     for slot, regime in enumerate((Regime.GREEDY, Regime.COUPLED, Regime.REJECTION)):
         prepare(harness, slot, regime)
-    harness.draft(
+    reply = harness.draft(
         ingests=[ingest_of(slot) for slot in range(3)], rows=[row_of(slot, round_=9) for slot in range(3)], num_drafts=5
     )
     probs = harness.draft_probs.rows
+    told = np.frombuffer(reply.draft_probs, "<f4").reshape(3, 5)
+    assert np.isnan(told[:2]).all()
+    np.testing.assert_array_equal(told[2], probs[2, np.arange(5), reply.token_ids[10:]])
+    assert (told[2] > 0.0).all()
+    greedy = harness.draft(rows=[row_of(0, round_=10)], num_drafts=5)
+    assert greedy.draft_probs == b""
     assert np.isnan(probs[[0, 1, 3]]).all()
     assert not harness.draft_probs.stamps[[0, 1, 3]].any()
     assert harness.draft_probs.stamps[2].tolist() == [SESSION, 9, 2, CONTEXT + 1]
@@ -237,6 +243,11 @@ def test_a_reduced_vocabulary_drafts_target_ids(start: Run, tmp_path: Path) -> N
     np.testing.assert_array_equal(arena.rows, target_ids)
     arena.close()
     assert reduced.draft_probs.spec.shape == (4, 7, 100)
+    prepare(reduced, 1, Regime.REJECTION)
+    sampled = reduced.draft(ingests=[ingest_of(1)], rows=[row_of(1)], num_drafts=7)
+    columns = np.searchsorted(target_ids, sampled.token_ids)
+    own = reduced.draft_probs.rows[1, np.arange(7), columns]
+    np.testing.assert_array_equal(np.frombuffer(sampled.draft_probs, "<f4"), own)
 
 
 def test_without_heads_every_confidence_is_one(start: Run, tmp_path: Path) -> None:

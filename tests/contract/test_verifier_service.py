@@ -148,8 +148,14 @@ def test_a_stale_draft_row_fails_alone(stub: Any) -> None:
         row_emits=[True, True],
         row_rounds=[9, 9],
         token_ids=[1, 2, 3, 4, 5, 6],
+        prob_rows=[1, 0, 1],
+        prob_positions=[5, 5, 4],
+        prob_token_ids=[511, 511, 511],
     )
     response = stub.Step(verify, timeout=TIMEOUT_S)
+    told = np.frombuffer(response.target_probs, "<f4")
+    assert 0.0 < told[0] < 1.0
+    assert np.isnan(told[1:]).all()
     assert [failure.row for failure in response.failures] == [0]
     assert list(response.verify_lens) == [0, 2]
     assert len(response.token_ids) == response.accepted_lens[1] + 1
@@ -167,6 +173,14 @@ def test_errors_are_statuses_that_name_the_field(stub: Any) -> None:
         stub.Step(bad, timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field_of(caught.value.trailing_metadata()) == "token_ids"
+    admitted = {"slots": admission(1, types_pb2.REGIME_GREEDY)}
+    for step_id, asks in enumerate(
+        ({"prob_rows": [0]}, {"prob_rows": [1], "prob_positions": [4], "prob_token_ids": [5]}), 2
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Step(step_request(session, epoch, step_id, **admitted, **asks), timeout=TIMEOUT_S)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert field_of(caught.value.trailing_metadata()) == "prob_rows"
     with pytest.raises(grpc.RpcError) as caught:
         stub.Attach(attach_request(104, num_pages=2**31), timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

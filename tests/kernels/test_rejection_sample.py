@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from kernels.philox import Purpose, coupled_exponentials, uniforms
-from kernels.rejection_sample import InvalidRowError, RowOutcome, cpu, reference
+from kernels.rejection_sample import AskedToken, InvalidRowError, RowOutcome, cpu, reference
 from kernels.sampling import Regime, SlotSampling
 from kernels.target_probs.reference import target_probs
 
@@ -202,5 +202,13 @@ def test_cpu_equals_reference(vocab_size: int, regime: Regime) -> None:
             min_p=float(rng.choice([0.0, 0.1])),
             key=int(rng.integers(2**63)),
         )
-        args = (logits, draft_ids, draft_probs, draft_to_target, sampling, POSITION, round_)
-        assert cpu.accept_row(*args) == reference.accept_row(*args)
+        asked = [AskedToken(int(rng.integers(num_drafts + 1)), int(rng.integers(vocab_size))) for _ in range(3)]
+        args = (logits, draft_ids, draft_probs, draft_to_target, sampling, POSITION, round_, asked)
+        outcome, expected = cpu.accept_row(*args), reference.accept_row(*args)
+        assert outcome[:2] == expected[:2]
+        assert outcome.asked_probs == pytest.approx(expected.asked_probs, abs=1e-12, nan_ok=True)
+        probs = target_probs(logits, sampling)
+        for ask, answer in zip(asked, outcome.asked_probs, strict=True):
+            is_emitted = regime == Regime.REJECTION and ask.index <= outcome.accepted_len
+            truth = float(probs[ask.index, ask.token_id]) if is_emitted else np.nan
+            assert answer == pytest.approx(truth, abs=1e-12, nan_ok=True)

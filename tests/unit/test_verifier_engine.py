@@ -13,7 +13,8 @@ import torch
 from dspark.v1 import types_pb2
 from transformers import AutoModelForCausalLM
 
-from kernels.sampling import Regime
+from kernels.sampling import Regime, SlotSampling
+from kernels.target_probs.reference import target_probs
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError, StaleArenaError
 from service_kit.handoff import Arena, ArenaSpec
@@ -320,6 +321,51 @@ def test_a_certain_draft_distribution_is_accepted_as_often_as_the_target_says(en
         drafter.probs.stamps[0] = (client.session, 1, 0, start + 1)
         result = client.step((0, start, [*anchor, draft], 1, True)).accepted
         assert (result.accepted_lens, result.token_ids[0]) == ([accepted_len], best)
+    drafter.close()
+
+
+def test_target_probabilities_are_told_where_a_rejection_row_emits(engine: VerifierEngine) -> None:
+    client = Client(engine)
+    drafter = FakeDrafter(client.session, vocab_size=512)
+    engine.attach(client.session, SIZES, drafter.names)
+    client.admit(0, Regime.REJECTION, temperature=0.7, top_k=5)
+    client.admit(1, Regime.COUPLED)
+    anchor = client.step((0, 0, PROMPT, 0, True), (1, 0, PROMPT, 0, True)).accepted.token_ids[:1]
+    start = len(PROMPT)
+    reference = AutoModelForCausalLM.from_pretrained(GOLDEN, local_files_only=True).eval()
+    with torch.no_grad():
+        logits = reference(torch.tensor([[*PROMPT, *anchor]])).logits[0, -1:].numpy()
+    expected = target_probs(logits, SlotSampling(Regime.REJECTION, temperature=0.7, top_k=5))[0]
+    best, banned = int(expected.argmax()), int(expected.argmin())
+    # The target cannot emit the second draft: what is behind it was never emitted.
+    for k, draft in enumerate((best, banned, 9)):
+        drafter.probs.rows[0, k] = 0
+        drafter.probs.rows[0, k, draft] = 1 if k else 1e-3
+        drafter.probs.rows[0, k, (draft + 1) % 512] += 0 if k else 1 - 1e-3
+    drafter.probs.stamps[0] = (client.session, 1, 0, start + 1)
+    asks = [(0, start + 1, best), (0, start + 1, banned), (0, start + 2, banned), (0, start + 3, 9), (0, start, best)]
+    asks += [(0, start + 9, best), (1, start + 1, best)]
+    rows = [(0, start, [*anchor, best, banned, 9], 3, True), (1, start, [7], 0, True)]
+    result = client.step(*rows, prob_asks=np.array(asks)).accepted
+    assert result.accepted_lens[0] == 1
+    assert result.target_probs.dtype == np.float32
+    assert result.target_probs[0] == pytest.approx(expected[best], rel=1e-3)
+    assert result.target_probs[1] == result.target_probs[2] == 0.0
+    assert np.isnan(result.target_probs[3:]).all()
+    position = start + 2
+    row = (0, position, [result.token_ids[1]], 0, True)
+    told = client.step(row, prob_asks=np.array([(0, position + 1, token) for token in range(512)])).accepted
+    assert told.target_probs.sum() == pytest.approx(1.0)
+    assert told.target_probs[told.token_ids[0]] > 0.0
+    assert np.count_nonzero(told.target_probs) == 5
+    for ask, message in (
+        ((1, start, 5), "does not emit"),
+        ((0, start, 5), "not emit"),
+        ((0, start, 512), "vocabulary"),
+    ):
+        emits = ask[2] == 512
+        with pytest.raises(InvalidRequestError, match=message):
+            client.step((0, start, anchor, 0, emits), prob_asks=np.array([ask]))
     drafter.close()
 
 
