@@ -34,24 +34,20 @@ class Divergence:
         )
 
 
-def find_divergences(
-    results: Sequence[GroupResult], prompts: Sequence[Prompt], reference_mode: str
-) -> tuple[int, list[Divergence]]:
-    """Compares every answer with `reference_mode`'s at the lowest concurrency. Returns (answers compared, differing).
-
-    Results list the prompts in their order for each mode and concurrency.
-    """
-    sequences: dict[tuple[str, int], list[tuple[int, ...]]] = {}
-    for result in results:
-        own = sequences.setdefault((result.mode, result.concurrency), [])
-        own += [tuple(answer.token_ids) for answer in result.answers]
-    reference = sequences[(reference_mode, min(result.concurrency for result in results))]
-    found, num_compared = [], 0
-    for (mode, concurrency), answers in sequences.items():
-        if answers is not reference:
-            num_compared += len(answers)
-            found += differences(prompts, reference, answers, f"{mode} at concurrency {concurrency}")
-    return num_compared, found
+def find_divergences(results: Sequence[GroupResult], reference_mode: str) -> tuple[int, list[Divergence]]:
+    """Compares every answer with `reference_mode`'s first one to the same prompt, of the lowest concurrency that has
+    it. Returns (answers compared, differing)."""
+    expected: dict[Prompt, tuple[int, ...]] = {}
+    num_answers, found = 0, []
+    ordered = sorted(results, key=lambda result: (result.mode != reference_mode, result.concurrency))
+    for result in ordered:
+        run = f"{result.mode} at concurrency {result.concurrency}"
+        for prompt, answer in zip(result.prompts, result.answers, strict=True):
+            own = tuple(answer.token_ids)
+            num_answers += 1
+            if (reference := expected.setdefault(prompt, own)) != own:
+                found.append(_divergence(prompt, run, reference, own))
+    return num_answers - len(expected), found
 
 
 def differences(

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from dspark.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from bench.prompts import Prompt
+from bench.prompts import ALL, Prompt
 from launcher.client import Answer, Client, new_answer
 from service_kit.rpc import socket_address
 
@@ -22,7 +22,9 @@ COUNTERS = (
     "num_drafted",
     "num_verified",
     "num_accepted",
+    "num_uncut_accepted",
     "num_verify_rows",
+    "num_drafted_steps",
     "step_ns",
     "draft_call_ns",
     "step_call_ns",
@@ -32,8 +34,10 @@ COUNTERS = (
     "num_preemptions",
     "num_prefill_tokens",
     "num_prefix_cache_hits",
+    "predicted_gain_ns",
+    "measured_gain_ns",
 )
-"""Fields of GetLoad that grow."""
+"""Fields of GetLoad that add up."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,23 @@ class GroupResult:
 
     mode: str
     prompt_class: str
-    """Of the first prompt; of all, where speed is measured."""
+    """Of all its prompts; ALL where they are of several."""
     concurrency: int
     answers: tuple[Answer, ...]
     wall_s: float
     counters: dict[str, int]
     """Growth of COUNTERS; empty for an engine that has none."""
+    prompts: tuple[Prompt, ...] = ()
+    """One an answer; empty where they do not matter."""
+
+    @property
+    def answer_classes(self) -> tuple[str, ...]:
+        """Class of each answer's prompt."""
+        return tuple(each.prompt_class for each in self.prompts) or (self.prompt_class,) * len(self.answers)
+
+    def has_class(self, name: str) -> bool:
+        """Whether an answer counts towards rows of class `name`."""
+        return name == ALL or name in self.answer_classes
 
     @property
     def tokens_per_second(self) -> float:
@@ -94,7 +109,9 @@ class Engine:
         after = self._settled()
         counters = {name: int(getattr(after, name) - getattr(before, name)) for name in COUNTERS}
         wall_s = max(ended - started, 1e-9)
-        return GroupResult(self.mode, prompts[0].prompt_class, concurrency, answers, wall_s, counters)
+        classes = {prompt.prompt_class for prompt in prompts}
+        name = classes.pop() if len(classes) == 1 else ALL
+        return GroupResult(self.mode, name, concurrency, answers, wall_s, counters, tuple(prompts))
 
     def close(self) -> None:
         """Closes the connections."""

@@ -36,7 +36,7 @@ class TransformersPeer:
         self._model.generate(**inputs, max_new_tokens=max_tokens, **sampling, streamer=_TokenTimes(answer))
         ended = answer.last_token or answer.started
         answer.num_prompt_tokens, answer.num_tokens = inputs["input_ids"].shape[1], len(answer.token_ids)
-        return GroupResult(NAME, prompt.prompt_class, 1, (answer,), ended - answer.started, {})
+        return GroupResult(NAME, prompt.prompt_class, 1, (answer,), ended - answer.started, {}, (prompt,))
 
 
 class _TokenTimes:

@@ -7,6 +7,7 @@ the machine hits all modes alike. Answers are compared before any speed is shown
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +17,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from bench.comparison import judge
 from bench.equality import find_divergences, logit_margins
 from bench.measure import Engine, GroupResult
+from bench.modes import ModeSpec
 from bench.peer import NAME as PEER
 from bench.peer import TransformersPeer
-from bench.prompts import Prompt, load_prompts
-from bench.report import make_rows, print_table, write_json
+from bench.prompts import ALL, Prompt, load_prompts, make_groups
+from bench.report import print_tables, write_csv, write_json
+from bench.serve_plot import plot_rows
+from bench.serve_rows import make_rows
 from launcher.models import ModelPair, choose_models
 from launcher.preflight import free_port_pair
 from launcher.services import ServeOptions
@@ -33,7 +38,12 @@ from service_kit.settings import CommonSettings, load_settings
 
 _CHECK_TOKENS = 32
 _MAX_SHOWN = 10
-_FILE_WIDTH = 160
+_FILE_WIDTH = 200
+_TOKENS_A_SEQUENCE = 8
+"""Token rows of a step for each request: an anchor and a block of the embedded drafter."""
+_MIN_BATCH_TOKENS = 256
+_NO_PREFIX_CACHE = ("DSPARK_SCHEDULER_PREFIX_CACHE", "off")
+"""A prompt must cost as much when it comes again."""
 ONE_PROCESS = "-1p"
 """Suffix of modes measured in a single process."""
 
@@ -44,14 +54,23 @@ class BenchOptions:
 
     prompts: tuple[Path, ...]
     concurrencies: tuple[int, ...]
-    modes: tuple[str, ...]
+    modes: tuple[ModeSpec, ...]
     limit: int
     max_tokens: int
     temperature: float
     seed: int | None
-    json_out: Path | None
-    peer: str | None
-    in_process: bool
+    repeats: int | None = None
+    """Groups of each class (mixed: in all) at each concurrency; None: as many as give every prompt once."""
+    is_mixed: bool = False
+    """Whether groups hold prompts of all classes."""
+    kv_memory: str | None = None
+    max_batch_tokens: int | None = None
+    """None: whole blocks for all requests."""
+    json_out: Path | None = None
+    csv_out: Path | None = None
+    png_out: Path | None = None
+    peer: str | None = None
+    in_process: bool = False
 
     @property
     def is_reproducible(self) -> bool:
@@ -79,10 +98,10 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     prompts = load_prompts(options.prompts, options.limit)
-    require_full_groups(prompts, options.concurrencies)
+    require_full_groups(options, prompts)
     common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
     pair = choose_models(model, drafter, common, settings)
-    if pair.drafter is None and set(options.modes) != {"off"}:
+    if pair.drafter is None and any(spec.verify_mode != "off" for spec in options.modes):
         raise ConfigurationError(f"{pair.note}: only --modes off can be measured", field="--modes")
     peer = TransformersPeer(pair.target) if options.peer else None
     with stop_on_signals() as stop, _engines(options, pair, common, settings, stop) as engines:
@@ -90,27 +109,37 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
         checked = results if options.is_reproducible else _check_run(engines, prompts, stop)
     if stop.count:
         raise ConfigurationError("interrupted: nothing is reported")
-    check = _check(checked, prompts, engines[0].mode, pair.target, console)
+    check = _check(checked, engines[0].mode, pair.target, console)
     if not check["passed"]:
         console.print("[bold red]outputs differ: no speed is reported[/bold red]")
         return False
-    rows = make_rows(results, engines[0].mode)
-    print_table(console, rows, engines[0].mode)
+    rows, verdicts = make_rows(results, engines[0].mode), judge(results, options.modes)
+    print_tables(console, rows, verdicts, engines[0].mode)
     if options.json_out:
         described = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
         described["prompts"] = [path.name for path in options.prompts]
-        write_json(options.json_out, rows, {**described, "model": pair.served_name}, check)
+        write_json(options.json_out, rows, verdicts, {**described, "model": pair.served_name}, check)
+    if options.csv_out:
+        write_csv(options.csv_out, rows)
+    if options.png_out:
+        traffic = "mixed" if options.is_mixed else "class by class"
+        title = f"{pair.served_name}, {options.max_tokens} tokens an answer, {traffic}"
+        plot_rows(rows, rows[-1]["class"], title, options.png_out)
     return True
 
 
-def require_full_groups(prompts: Sequence[Prompt], concurrencies: Sequence[int]) -> None:
-    """Prompts of one class run together: raises ConfigurationError if a class has fewer than are to run at once."""
-    sizes = Counter(prompt.prompt_class for prompt in prompts)
+def require_full_groups(options: BenchOptions, prompts: Sequence[Prompt]) -> None:
+    """Without repeats no prompt comes twice: raises ConfigurationError if a class (of mixed traffic: all prompts) has
+    fewer than are to run at once."""
+    if options.repeats is not None:
+        return
+    sizes = Counter(ALL if options.is_mixed else prompt.prompt_class for prompt in prompts)
     name, size = min(sizes.items(), key=lambda item: item[1])
-    if size < max(concurrencies):
+    most = max(options.concurrencies)
+    if size < most:
         raise ConfigurationError(
-            f"{name} has {size} prompts, so {max(concurrencies)} of them never run at once: raise --limit to "
-            f"{max(concurrencies)} (the file needs as many), or lower --concurrency to {size}",
+            f"{name} has {size} prompts, so {most} of them never run at once: raise --limit, lower --concurrency to "
+            f"{size}, or give --repeats, which takes prompts more than once",
             field="--concurrency",
         )
 
@@ -120,21 +149,25 @@ def _engines(
     options: BenchOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings, stop: StopRequest
 ) -> Iterator[list[Engine]]:
     """One warm server per mode (and one more each in a single process, if asked for)."""
-    variants = [(mode, one) for mode in options.modes for one in ((False, True) if options.in_process else (False,))]
+    variants = [(spec, one) for spec in options.modes for one in ((False, True) if options.in_process else (False,))]
+    most = max(options.concurrencies)
+    max_batch_tokens = options.max_batch_tokens or max(_MIN_BATCH_TOKENS, _TOKENS_A_SEQUENCE * most)
     with contextlib.ExitStack() as stack:
         engines = []
-        for mode, is_one_process in variants:
+        for spec, is_one_process in variants:
             serve = ServeOptions(
                 port=free_port_pair(),
-                verify_mode=mode,
-                max_num_seqs=max(options.concurrencies),
+                verify_mode=spec.verify_mode,
+                max_num_seqs=most,
+                max_batch_tokens=max_batch_tokens,
+                kv_memory=options.kv_memory,
                 in_process=is_one_process,
-                changes=(("DSPARK_SCHEDULER_PREFIX_CACHE", "off"),),  # repeats must cost what first runs do
+                changes=(_NO_PREFIX_CACHE, *spec.changes),
             )
             server = stack.enter_context(running_server(serve, pair, common=common, settings=settings, stop=stop))
             if server is None:
                 raise ConfigurationError("interrupted while the servers were starting")
-            engine = Engine(f"{mode}{ONE_PROCESS}" if is_one_process else mode, server.url, server.run_dir)
+            engine = Engine(f"{spec.name}{ONE_PROCESS}" if is_one_process else spec.name, server.url, server.run_dir)
             stack.callback(engine.close)
             engines.append(engine)
         yield engines
@@ -153,7 +186,8 @@ def _run_all(
     results: list[GroupResult] = []
     with Progress(console=console, transient=True) as progress:
         for concurrency in options.concurrencies:
-            groups = list(_groups(prompts, concurrency))
+            groups = make_groups(prompts, concurrency, is_mixed=options.is_mixed, repeats=options.repeats)
+            started = time.perf_counter()
             task = progress.add_task(f"concurrency {concurrency}", total=len(groups))
             for index, group in enumerate(groups):
                 if stop.count:
@@ -165,31 +199,23 @@ def _run_all(
                 if peer is not None and concurrency == 1:
                     results.append(peer.run(group[0], options.max_tokens, options.temperature))
                 progress.advance(task)
+            duration = f"{time.perf_counter() - started:.0f} s"
+            console.print(f"concurrency {concurrency}: {len(groups)} groups for each mode, {duration}", highlight=False)
     order = [*(engine.mode for engine in engines), PEER]
     return sorted(results, key=lambda result: order.index(result.mode))  # stable: prompts keep their order
-
-
-def _groups(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    """Prompts of one class at a time, `size` together."""
-    for name in dict.fromkeys(prompt.prompt_class for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.prompt_class == name]
-        for start in range(0, len(own), size):
-            yield own[start : start + size]
 
 
 def _check_run(engines: Sequence[Engine], prompts: Sequence[Prompt], stop: StopRequest) -> list[GroupResult]:
     """Short greedy answers of every mode, for the output check of runs that sample without a seed."""
     parameters = {"max_tokens": _CHECK_TOKENS, "temperature": 0.0, "return_token_ids": True}
-    ordered = [group for group in _groups(prompts, 1) if not stop.count]
-    return [engine.run_group(group, 1, parameters) for engine in engines for group in ordered]
+    ordered = [prompt for prompt in dict.fromkeys(prompts) if not stop.count]
+    return [engine.run_group([prompt], 1, parameters) for engine in engines for prompt in ordered]
 
 
-def _check(
-    results: Sequence[GroupResult], prompts: Sequence[Prompt], reference: str, model_dir: Path, console: Console
-) -> dict[str, Any]:
+def _check(results: Sequence[GroupResult], reference: str, model_dir: Path, console: Console) -> dict[str, Any]:
     """Compares the modes' answers and says where they differ."""
     own = [result for result in results if result.mode != PEER]
-    num_compared, divergences = find_divergences(own, prompts, reference)
+    num_compared, divergences = find_divergences(own, reference)
     console.print(f"output check: {num_compared - len(divergences)} of {num_compared} answers equal to {reference}")
     margins = logit_margins(model_dir, divergences[:_MAX_SHOWN]) if divergences else []
     lines = [each.describe(margin) for each, margin in zip(divergences, margins, strict=False)]

@@ -160,12 +160,30 @@ def profile(
 def bench_serve(
     prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],
     concurrency: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8",
-    modes: Annotated[str, typer.Option(help="Comma-separated: off, static, compact.")] = "off,static,compact",
+    modes: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: off, static, fixed:2, threshold:0.5, compact and cap-accept (with :lagged, "
+            ":fixed-blocks, :no-guard). Any of them with :again: a second server of it, which shows the noise. "
+            "Ratios are to the first."
+        ),
+    ] = "off,static,compact",
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each file.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, help="With a temperature: coupled sampling.")] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Groups at each concurrency, prompts used again. Default: each prompt once."),
+    ] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Prompts of all files run together.")] = False,
+    kv_memory: Annotated[str | None, typer.Option(help='K/V pages of each server, e.g. "1GiB".')] = None,
+    max_batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most token rows in a step. Default: 8 for each request, at least 256.")
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
+    csv_out: Annotated[Path | None, typer.Option("--csv", help="Write the rows here as a table.")] = None,
+    png_out: Annotated[Path | None, typer.Option("--png", help="Draw the rows here.")] = None,
     peer: Annotated[Peer | None, typer.Option(help="Also measure another engine on the same prompts.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="Each server in one process.")] = False,
     model: Model = None,
@@ -173,17 +191,24 @@ def bench_serve(
 ) -> None:
     """Speed of the verify modes side by side, after checking that they give the same greedy text."""
     with _errors_in_words():
+        from bench.modes import parse_modes
         from bench.serve import BenchOptions, run_bench
 
         options = BenchOptions(
             prompts=tuple(prompts),
             concurrencies=tuple(_integers(concurrency, "--concurrency")),
-            modes=tuple(_names(modes, [mode.value for mode in VerifyMode], "--modes")),
+            modes=parse_modes(modes),
             limit=limit,
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
+            repeats=repeats,
+            is_mixed=mix,
+            kv_memory=kv_memory,
+            max_batch_tokens=max_batch_tokens,
             json_out=json_out,
+            csv_out=csv_out,
+            png_out=png_out,
             peer=peer and peer.value,
             in_process=in_process,
         )

@@ -66,7 +66,11 @@ class Client:
         """`url` without `/v1`."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(
-            base_url=url.rstrip("/"), headers=headers, timeout=httpx.Timeout(None, connect=5.0), trust_env=False
+            base_url=url.rstrip("/"),
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=5.0),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
         )
 
     def close(self) -> None:
