@@ -34,6 +34,7 @@ def info_to_pb(engine: DrafterEngine) -> drafter_pb2.DrafterServiceGetInfoRespon
         has_confidence_head=config.has_confidence_head,
         weight_format=drafter.weight_format,
         device=drafter.device,
+        calibration=drafter.calibration.words,
     )
 
 

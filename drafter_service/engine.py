@@ -99,6 +99,7 @@ class DrafterEngine:
         failures = self._ingest(session, ingests)
         ingested = time.perf_counter_ns()
         block, draft_probs, backbone_ns = self._draft_rows(session, rows, work.num_drafts)
+        confidences = self.drafter.calibration.confidences(block.confidence_logits, _regimes(session, rows))
         ended = time.perf_counter_ns()
         timings = DraftTimings(
             ingest=ingested - started,
@@ -106,7 +107,7 @@ class DrafterEngine:
             head=ended - ingested - backbone_ns,
             total=ended - started,
         )
-        return DraftResult(block.token_ids, calibrated(block.confidence_logits), draft_probs, failures, timings)
+        return DraftResult(block.token_ids, confidences, draft_probs, failures, timings)
 
     def _check(self, work: DraftWork) -> None:
         anchor_ids, block_size = work.rows.anchor_ids, self._config.block_size
@@ -173,11 +174,10 @@ class DrafterEngine:
         return draft_probs
 
 
-def calibrated(confidence_logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Confidences of logits [B, n]: the one place where calibration acts. NaN stays NaN: the window ends there."""
-    with np.errstate(over="ignore"):
-        confidences: npt.NDArray[np.float32] = np.float32(1) / (1 + np.exp(-confidence_logits))
-    return confidences
+def _regimes(session: Session, rows: DraftRows) -> list[Regime]:
+    """Of each row."""
+    samplings = [session.slots.sampling[slot] for slot in rows.slots]
+    return [sampling.regime for sampling in samplings if sampling is not None]  # the span check saw to it
 
 
 def _inverse(draft_to_target: npt.NDArray[np.uint32] | None, vocab_size: int) -> IntArray | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from drafter_service.calibration import Calibration, load_calibration
 from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
 from drafter_service.pair import check_pair
 from drafter_service.settings import DrafterSettings
@@ -29,6 +30,7 @@ class LoadedDrafter:
     """As the settings gave it."""
     fingerprint: str
     weight_format: WeightFormat
+    calibration: Calibration
     device: str
     """In words, with CPU capability and threads."""
 
@@ -54,6 +56,7 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,
         weight_format=weight_format,
+        calibration=load_calibration(settings.calibration, pair, weight_format),
         device=f"{cpu_name()}, {describe()}, {threads} threads",
     )
 

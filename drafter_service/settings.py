@@ -21,6 +21,9 @@ class DrafterSettings(BaseSettings):
     """Format of linear weights; "auto" is q8 where every layer's inputs come in groups of 32, else fp16."""
     kernels: Literal["auto", "cpu", "reference"] = "auto"
     """Implementation of the operations between the linear layers."""
+    calibration: str = "auto"
+    """Temperatures of the confidences: a file as `dspark calibrate` writes it, "auto" for the calibration.json beside
+    the drafter if there is one, or "none"."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of tensor work; 0 takes every core this process may use (affinity and container quota), more is lowered
     to that."""

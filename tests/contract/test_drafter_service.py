@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from drafter_harness import SESSION, TARGET, VANILLA_DRAFTER, DrafterHarness, Tensors, make_checkpoint
 from dspark.v1 import drafter_pb2
 
+from drafter_service.calibration import fingerprints
+from drafter_service.pair import check_pair
 from kernels.sampling import Regime
 from service_kit.errors import InvalidRequestError, SessionMismatchError, StaleArenaError
 from service_kit.handoff import Arena
@@ -72,6 +75,33 @@ def test_info_describes_the_drafter(start: Run) -> None:
     assert info.weight_format == "float32"
     assert info.epoch == harness.info.epoch != 0
     assert info.fingerprint
+
+
+def test_each_row_is_calibrated_by_its_regime(start: Run, tmp_path: Path) -> None:
+    plain = start()
+    assert plain.servicer.GetInfo(drafter_pb2.DrafterServiceGetInfoRequest()).calibration.startswith("none (no ")
+    drafter = make_checkpoint(tmp_path / "drafter", {})
+    temperatures = {"greedy": 2.0, "coupled": 0.5, "rejection": 1.0}
+    content = {
+        "format": 1,
+        "block_size": 7,
+        "fingerprints": fingerprints(check_pair(drafter, TARGET)),
+        "temperatures": {regime: [value] * 7 for regime, value in temperatures.items()},
+        "shifts": {regime: [0.25] * 7 for regime in temperatures},
+    }
+    (drafter / "calibration.json").write_text(json.dumps(content))
+    calibrated = start(drafter)
+    info = calibrated.servicer.GetInfo(drafter_pb2.DrafterServiceGetInfoRequest())
+    assert info.calibration == f"{drafter}/calibration.json (fitted with unknown target weights)"
+    logits = []
+    for harness in (plain, calibrated):
+        for slot, regime in enumerate((Regime.COUPLED, Regime.GREEDY)):
+            prepare(harness, slot, regime)
+        reply = harness.draft(ingests=[ingest_of(0), ingest_of(1)], rows=[row_of(1), row_of(0)], num_drafts=3)
+        found = confidences(reply).reshape(2, 3).astype(np.float64)
+        logits.append(np.log(found / (1 - found)))
+    expected = logits[0] / np.array([[temperatures["greedy"]], [temperatures["coupled"]]]) + 0.25
+    np.testing.assert_allclose(logits[1], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attach_is_idempotent(start: Run) -> None:

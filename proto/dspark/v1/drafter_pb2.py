@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/drafter.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\x1e\n\x1c\x44rafterServiceGetInfoRequest\"\x8e\x03\n\x1d\x44rafterServiceGetInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1b\n\x13\x65lastic_block_sizes\x18\x06 \x03(\r\x12\x19\n\x11target_vocab_size\x18\x07 \x01(\r\x12\x18\n\x10\x64raft_vocab_size\x18\x08 \x01(\r\x12\x1a\n\x12target_hidden_size\x18\t \x01(\r\x12\x18\n\x10target_layer_ids\x18\n \x03(\r\x12\x19\n\x11num_target_layers\x18\x0b \x01(\r\x12\x12\n\npage_bytes\x18\x0c \x01(\x04\x12\x11\n\tpage_size\x18\r \x01(\r\x12\x1b\n\x13has_confidence_head\x18\x0e \x01(\x08\x12\x15\n\rweight_format\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\"\x83\x01\n\x1b\x44rafterServiceAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x16\n\x0e\x66\x65\x61tures_arena\x18\x05 \x01(\t\"g\n\x1c\x44rafterServiceAttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x64raft_probs_arena\x18\x02 \x01(\t\x12\x1d\n\x15\x64raft_to_target_arena\x18\x03 \x01(\t\"\xe1\x02\n\x0c\x44raftRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12%\n\x05slots\x18\x04 \x01(\x0b\x32\x16.dspark.v1.SlotUpdates\x12\x14\n\x0cingest_slots\x18\x05 \x03(\r\x12\x15\n\ringest_starts\x18\x06 \x03(\r\x12\x15\n\ringest_counts\x18\x07 \x03(\r\x12\x1e\n\x16ingest_oldest_step_ids\x18\x08 \x03(\x04\x12\x1e\n\x16ingest_newest_step_ids\x18\t \x03(\x04\x12\x11\n\trow_slots\x18\n \x03(\r\x12\x16\n\x0erow_anchor_ids\x18\x0b \x03(\r\x12\x1c\n\x14row_anchor_positions\x18\x0c \x03(\r\x12\x12\n\nrow_rounds\x18\r \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x0e \x01(\r\"\xa5\x01\n\rDraftResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x01(\x0c\x12.\n\x0fingest_failures\x18\x03 \x03(\x0b\x32\x15.dspark.v1.RowFailure\x12\'\n\x07timings\x18\x04 \x03(\x0b\x32\x16.dspark.v1.PhaseTiming\x12\x13\n\x0b\x64raft_probs\x18\x05 \x01(\x0c\x32\x85\x02\n\x0e\x44rafterService\x12\\\n\x07GetInfo\x12\'.dspark.v1.DrafterServiceGetInfoRequest\x1a(.dspark.v1.DrafterServiceGetInfoResponse\x12Y\n\x06\x41ttach\x12&.dspark.v1.DrafterServiceAttachRequest\x1a\'.dspark.v1.DrafterServiceAttachResponse\x12:\n\x05\x44raft\x12\x17.dspark.v1.DraftRequest\x1a\x18.dspark.v1.DraftResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/drafter.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\x1e\n\x1c\x44rafterServiceGetInfoRequest\"\xa3\x03\n\x1d\x44rafterServiceGetInfoResponse\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1b\n\x13\x65lastic_block_sizes\x18\x06 \x03(\r\x12\x19\n\x11target_vocab_size\x18\x07 \x01(\r\x12\x18\n\x10\x64raft_vocab_size\x18\x08 \x01(\r\x12\x1a\n\x12target_hidden_size\x18\t \x01(\r\x12\x18\n\x10target_layer_ids\x18\n \x03(\r\x12\x19\n\x11num_target_layers\x18\x0b \x01(\r\x12\x12\n\npage_bytes\x18\x0c \x01(\x04\x12\x11\n\tpage_size\x18\r \x01(\r\x12\x1b\n\x13has_confidence_head\x18\x0e \x01(\x08\x12\x15\n\rweight_format\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x13\n\x0b\x63\x61libration\x18\x11 \x01(\t\"\x83\x01\n\x1b\x44rafterServiceAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x16\n\x0e\x66\x65\x61tures_arena\x18\x05 \x01(\t\"g\n\x1c\x44rafterServiceAttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x64raft_probs_arena\x18\x02 \x01(\t\x12\x1d\n\x15\x64raft_to_target_arena\x18\x03 \x01(\t\"\xe1\x02\n\x0c\x44raftRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12%\n\x05slots\x18\x04 \x01(\x0b\x32\x16.dspark.v1.SlotUpdates\x12\x14\n\x0cingest_slots\x18\x05 \x03(\r\x12\x15\n\ringest_starts\x18\x06 \x03(\r\x12\x15\n\ringest_counts\x18\x07 \x03(\r\x12\x1e\n\x16ingest_oldest_step_ids\x18\x08 \x03(\x04\x12\x1e\n\x16ingest_newest_step_ids\x18\t \x03(\x04\x12\x11\n\trow_slots\x18\n \x03(\r\x12\x16\n\x0erow_anchor_ids\x18\x0b \x03(\r\x12\x1c\n\x14row_anchor_positions\x18\x0c \x03(\r\x12\x12\n\nrow_rounds\x18\r \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x0e \x01(\r\"\xa5\x01\n\rDraftResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x01(\x0c\x12.\n\x0fingest_failures\x18\x03 \x03(\x0b\x32\x15.dspark.v1.RowFailure\x12\'\n\x07timings\x18\x04 \x03(\x0b\x32\x16.dspark.v1.PhaseTiming\x12\x13\n\x0b\x64raft_probs\x18\x05 \x01(\x0c\x32\x85\x02\n\x0e\x44rafterService\x12\\\n\x07GetInfo\x12\'.dspark.v1.DrafterServiceGetInfoRequest\x1a(.dspark.v1.DrafterServiceGetInfoResponse\x12Y\n\x06\x41ttach\x12&.dspark.v1.DrafterServiceAttachRequest\x1a\'.dspark.v1.DrafterServiceAttachResponse\x12:\n\x05\x44raft\x12\x17.dspark.v1.DraftRequest\x1a\x18.dspark.v1.DraftResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTERSERVICEGETINFOREQUEST']._serialized_start=61
   _globals['_DRAFTERSERVICEGETINFOREQUEST']._serialized_end=91
   _globals['_DRAFTERSERVICEGETINFORESPONSE']._serialized_start=94
-  _globals['_DRAFTERSERVICEGETINFORESPONSE']._serialized_end=492
-  _globals['_DRAFTERSERVICEATTACHREQUEST']._serialized_start=495
-  _globals['_DRAFTERSERVICEATTACHREQUEST']._serialized_end=626
-  _globals['_DRAFTERSERVICEATTACHRESPONSE']._serialized_start=628
-  _globals['_DRAFTERSERVICEATTACHRESPONSE']._serialized_end=731
-  _globals['_DRAFTREQUEST']._serialized_start=734
-  _globals['_DRAFTREQUEST']._serialized_end=1087
-  _globals['_DRAFTRESPONSE']._serialized_start=1090
-  _globals['_DRAFTRESPONSE']._serialized_end=1255
-  _globals['_DRAFTERSERVICE']._serialized_start=1258
-  _globals['_DRAFTERSERVICE']._serialized_end=1519
+  _globals['_DRAFTERSERVICEGETINFORESPONSE']._serialized_end=513
+  _globals['_DRAFTERSERVICEATTACHREQUEST']._serialized_start=516
+  _globals['_DRAFTERSERVICEATTACHREQUEST']._serialized_end=647
+  _globals['_DRAFTERSERVICEATTACHRESPONSE']._serialized_start=649
+  _globals['_DRAFTERSERVICEATTACHRESPONSE']._serialized_end=752
+  _globals['_DRAFTREQUEST']._serialized_start=755
+  _globals['_DRAFTREQUEST']._serialized_end=1108
+  _globals['_DRAFTRESPONSE']._serialized_start=1111
+  _globals['_DRAFTRESPONSE']._serialized_end=1276
+  _globals['_DRAFTERSERVICE']._serialized_start=1279
+  _globals['_DRAFTERSERVICE']._serialized_end=1540
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ class DrafterServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceGetInfoResponse(_message.Message):
-    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "block_size", "elastic_block_sizes", "target_vocab_size", "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers", "page_bytes", "page_size", "has_confidence_head", "weight_format", "device")
+    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "block_size", "elastic_block_sizes", "target_vocab_size", "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers", "page_bytes", "page_size", "has_confidence_head", "weight_format", "device", "calibration")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class DrafterServiceGetInfoResponse(_message.Message):
     HAS_CONFIDENCE_HEAD_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     contract_version: int
     model: str
     fingerprint: str
@@ -45,7 +46,8 @@ class DrafterServiceGetInfoResponse(_message.Message):
     has_confidence_head: bool
     weight_format: str
     device: str
-    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., elastic_block_sizes: _Optional[_Iterable[int]] = ..., target_vocab_size: _Optional[int] = ..., draft_vocab_size: _Optional[int] = ..., target_hidden_size: _Optional[int] = ..., target_layer_ids: _Optional[_Iterable[int]] = ..., num_target_layers: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., has_confidence_head: _Optional[bool] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    calibration: str
+    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., elastic_block_sizes: _Optional[_Iterable[int]] = ..., target_vocab_size: _Optional[int] = ..., draft_vocab_size: _Optional[int] = ..., target_hidden_size: _Optional[int] = ..., target_layer_ids: _Optional[_Iterable[int]] = ..., num_target_layers: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., has_confidence_head: _Optional[bool] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., calibration: _Optional[str] = ...) -> None: ...
 
 class DrafterServiceAttachRequest(_message.Message):
     __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "features_arena")
