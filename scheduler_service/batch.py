@@ -40,6 +40,8 @@ class Batch:
         self.draft_gate: DraftGate = OpenGate(limits.block_size)
         self.costs: StepCosts | None = None
         """Where steps are scheduled by what they cost."""
+        self.audit_share = 0.0
+        """Share of drafted rows that are audited (see `audit`)."""
         self.prefill_limit: PrefillLimit | None = None
         """None: prefill is bounded by tokens alone."""
 

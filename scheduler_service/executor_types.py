@@ -66,6 +66,8 @@ class DrafterInfo:
     fingerprint: str = ""
     weight_format: str = ""
     device: str = ""
+    calibration: str = ""
+    """How its confidences are calibrated, in words."""
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,7 @@ class DrafterClient:
             fingerprint=reply.fingerprint,
             weight_format=reply.weight_format,
             device=reply.device,
+            calibration=reply.calibration,
         )
 
     def attach(self, sizes: SessionSizes, features_arena: str) -> DraftArenas:

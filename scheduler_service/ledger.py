@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_service.calibration_monitor import CalibrationError
 from scheduler_service.cost_model_online import ErrorCounters
 
 
@@ -25,6 +26,10 @@ class Ledger:
     num_prefill_tokens: int = 0
     num_invalid_confidences: int = 0
     """Windows that ended early by a confidence that was NaN or outside [0, 1]."""
+    num_audited_rounds: int = 0
+    num_audit_drafts: int = 0
+    """Rounds whose whole block was verified to judge the confidences, and drafts verified in them; most of those would
+    have been trimmed otherwise."""
     num_drafted_steps: int = 0
     predicted_gain_ns: int = 0
     """Time that drafting was expected to save against plain decoding, when it was decided on."""
@@ -80,4 +85,5 @@ class Load:
     num_prefix_cache_queries: int
     num_prefix_cache_hits: int
     """Prompt tokens looked up in the prefix cache since start, and found."""
+    calibration_errors: list[CalibrationError]
     ledger: Ledger

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
+from scheduler_service.audit import is_audited
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
 from scheduler_service.latency import TimedRow, draft_budget
@@ -41,6 +42,8 @@ class PlannedRow:
     max_drafts: int = 0
     drafts: list[int] = field(default_factory=list)
     """Drafts to verify; filled in between planning and the verifier's call."""
+    is_audit: bool = False
+    """Whether the whole block is verified for its own sake, whatever the confidences (see `audit`)."""
     commit_len: int = 0
     """Most of them that may be committed."""
     block: DraftedBlock | None = None
@@ -221,6 +224,10 @@ def _plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budge
         total += row.max_drafts
         if row.max_drafts:
             plan.drafted.append(row)
+            # Not where a latency target bounds the step. The round is that of the Draft call to come.
+            row.is_audit = plan.max_budget is None and is_audited(
+                sequence.request.request_id, sequence.choice, sequence.round + 1, batch.audit_share
+            )
     batch.draft_gate.drafting(candidates, plan.decision)
     return total
 

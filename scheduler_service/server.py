@@ -8,8 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from dspark.v1 import scheduler_pb2 as pb
-from dspark.v1 import scheduler_pb2_grpc
+from dspark.v1 import scheduler_pb2_grpc, types_pb2
 
+from kernels.sampling import Regime
 from scheduler_service import tracing
 from scheduler_service.request import (
     ChoiceSummary,
@@ -33,6 +34,13 @@ _REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+_REGIMES = {
+    Regime.GREEDY: types_pb2.REGIME_GREEDY,
+    Regime.COUPLED: types_pb2.REGIME_COUPLED,
+    Regime.REJECTION: types_pb2.REGIME_REJECTION,
 }
 
 
@@ -111,6 +119,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             ),
             speculation_off_reason=info.speculation_off_reason,
             inexact_reason=info.inexact_reason,
+            calibration=info.calibration,
         )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
@@ -127,6 +136,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_cached_pages=load.num_cached_pages,
             num_prefix_cache_queries=load.num_prefix_cache_queries,
             num_prefix_cache_hits=load.num_prefix_cache_hits,
+            calibration_errors=[
+                pb.CalibrationError(
+                    regime=_REGIMES[each.regime],
+                    position=each.position,
+                    ece=each.error,
+                    num_observed=each.num_observed,
+                    correction=each.correction,
+                )
+                for each in load.calibration_errors
+            ],
             **{counter.name: getattr(load.ledger, counter.name) for counter in fields(load.ledger)},
         )
 

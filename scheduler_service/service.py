@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
+from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.executor_types import SamplingDefaults
@@ -42,6 +43,8 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults
     inexact_reason: str = ""
     """Why texts may change with the load; empty when they do not."""
+    calibration: str = ""
+    """How the drafter's confidences are calibrated, in words; empty without a drafter."""
 
 
 def deliver_directly(deliveries: list[Delivery]) -> None:
@@ -64,6 +67,7 @@ class Scheduler:
         self._is_draining = False
         self._batch, self._ledger = batch, Ledger()
         self._observers: tuple[StepObserver, ...] = ()
+        self._calibration: CalibrationMonitor | None = None
         self._trace = StepTrace(settings.trace_steps)
         self._committer = Committer(batch, self._ledger, info.speculation_off_reason, self._forget)
         self._deliver: Callable[[list[Delivery]], None] = deliver_directly
@@ -78,10 +82,12 @@ class Scheduler:
         step_ids: Iterator[int],
         costs: OnlineCosts | None = None,
         observers: Iterable[StepObserver] = (),
+        calibration: CalibrationMonitor | None = None,
     ) -> None:
         """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen. `costs`
-        and `observers` learn from every step."""
-        self._observers = tuple(observers)
+        and `observers` learn from every step, `calibration` as well; it corrects confidences."""
+        self._calibration = calibration
+        self._observers = (*observers, *([calibration] if calibration is not None else []))
         engine = StepEngine(
             self._batch,
             self._committer,
@@ -95,6 +101,7 @@ class Scheduler:
             trace=self._trace,
             costs=costs,
             observers=self._observers,
+            calibration=calibration,
         )
         self._loop.start(engine)
 
@@ -162,6 +169,7 @@ class Scheduler:
             num_cached_pages=batch.pages.num_idle,
             num_prefix_cache_queries=batch.prefix_cache.num_queries,
             num_prefix_cache_hits=batch.prefix_cache.num_hits,
+            calibration_errors=self._calibration.errors() if self._calibration is not None else [],
             ledger=replace(self._ledger),
         )
 

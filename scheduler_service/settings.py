@@ -53,6 +53,11 @@ class SchedulerSettings(BaseSettings):
     schedules); requests may ask for their own. 0: none."""
     guard_margin: float = Field(0.02, ge=0)
     """Least gain for which the guard lets a step draft, as a share of a plain step."""
+    audit_share: float = Field(0.01, ge=0, le=1)
+    """Share of drafted rows whose whole block is verified, whatever the confidences, so that these can be judged; only
+    in modes that trim by confidence. 0: none."""
+    recalibrate: bool = True
+    """Whether confidences are corrected, slowly, by what audited rows show."""
     speculation_off_reason: str = ""
     """Why verify_mode is off, told to clients (e.g. that no drafter fits the target)."""
     max_num_seqs: int = Field(16, ge=1, le=1024)

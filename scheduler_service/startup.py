@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from scheduler_service.admission import Limits
 from scheduler_service.batch import Batch
+from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_file import fingerprint_of
 from scheduler_service.cost_model_online import OnlineCosts
@@ -18,7 +19,7 @@ from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.guard import Guard, GuardOptions
-from scheduler_service.policy import PolicyOptions, create_policy, needs_costs
+from scheduler_service.policy import PolicyOptions, create_policy, needs_costs, trims_by_confidence
 from scheduler_service.prefill_limit import PrefillLimit
 from scheduler_service.round_trace import RoundTrace
 from scheduler_service.service import ModelInfo, Scheduler
@@ -98,8 +99,13 @@ def build_scheduler(
         speculation_off_reason=off_reason,
         sampling_defaults=target.sampling_defaults,
         inexact_reason=target.inexact_reason,
+        calibration=drafter_info.calibration if drafter_info is not None else "",
     )
+    calibration: CalibrationMonitor | None = None
     if drafter_info is not None:
+        trims = trims_by_confidence(settings.verify_mode)
+        calibration = CalibrationMonitor(limits.block_size, observes_all=not trims, corrects=settings.recalibrate)
+        batch.audit_share = settings.audit_share if trims else 0.0
         batch.draft_gate = _draft_gate(settings, drafter_info, stored_model)
         batch.costs = costs
     scheduler = Scheduler(settings, limits, info, batch)
@@ -107,11 +113,12 @@ def build_scheduler(
         settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
     )
     policy = create_policy(settings.verify_mode, costs, options)
-    scheduler.start(verifier, drafter, policy, step_ids, costs, _observers(settings))
+    scheduler.start(verifier, drafter, policy, step_ids, costs, _observers(settings), calibration)
     log.info(
         "serving %s: %s, %d slots, context %d, %d pages of %d positions",
         target.model,
-        f"verify_mode {settings.verify_mode}" + (f", drafter {info.drafter}" if info.drafter else ""),
+        f"verify_mode {settings.verify_mode}"
+        + (f", drafter {info.drafter}, calibration {info.calibration}" if info.drafter else ""),
         limits.max_num_seqs,
         limits.max_model_len,
         limits.num_pages,

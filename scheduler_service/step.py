@@ -14,7 +14,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from scheduler_service import tracing
+from scheduler_service.audit import audited_windows
 from scheduler_service.batch import Batch
+from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.draft_gate import DraftedRound
@@ -65,11 +67,14 @@ class StepEngine:
         trace: StepTrace,
         costs: OnlineCosts | None = None,
         observers: Iterable[StepObserver] = (),
+        calibration: CalibrationMonitor | None = None,
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
-        have the next call. `costs` and `observers` learn from every step."""
+        have the next call. `costs` and `observers` learn from every step; `calibration` corrects confidences before the
+        policy sees them."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
+        self._calibration = calibration
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace, self._costs = chain_plain_steps, trace, costs
         self._observers = tuple(observers)
@@ -141,9 +146,13 @@ class StepEngine:
     def _choose(self, policy: VerifyPolicy, plan: StepPlan, result: DraftResult) -> None:
         """Gives each drafted row the drafts it will verify."""
         drafted, num_slots = plan.drafted, plan.decision.num_slots
-        windows = policy.windows(
+        confidences = result.confidences
+        if self._calibration is not None:
+            confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
+        windows = audited_windows(
+            policy,
             DraftedBatch(
-                confidences=result.confidences,
+                confidences=confidences,
                 max_drafts=[row.max_drafts for row in drafted],
                 num_emitting=sum(row.emits for row in plan.rows),
                 num_tokens=sum(row.num_tokens for row in plan.rows),
@@ -153,7 +162,8 @@ class StepEngine:
                 num_context=float(sum(row.num_context for row in plan.rows)),
                 row_weights=[row.sequence.request.priority for row in drafted],
                 max_budget=plan.max_budget,
-            )
+            ),
+            [row.is_audit for row in drafted],
         )
         self._ledger.num_invalid_confidences += windows.num_invalid
         for index, row in enumerate(drafted):
@@ -166,6 +176,9 @@ class StepEngine:
                 row.sequence.num_drafted += num_slots
                 row.sequence.num_drafted_steps += 1
                 self._ledger.num_drafted += num_slots
+                if row.is_audit:
+                    self._ledger.num_audited_rounds += 1
+                    self._ledger.num_audit_drafts += len(row.drafts)
 
     def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
         for index, sequence in enumerate(plan.ingests):
@@ -259,6 +272,7 @@ class StepEngine:
                         row.commit_len,
                         result.accepted_lens[index],
                         sequence.tokens[num_before:],
+                        is_audit=row.is_audit,
                     )
                 )
         return rounds

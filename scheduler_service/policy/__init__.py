@@ -25,6 +25,7 @@ __all__ = [
     "commit_cut",
     "create_policy",
     "needs_costs",
+    "trims_by_confidence",
 ]
 
 
@@ -58,6 +59,11 @@ class PolicyOptions:
 def needs_costs(verify_mode: str) -> bool:
     """Whether a mode schedules by what steps cost."""
     return verify_mode in ("compact", "cap-accept")
+
+
+def trims_by_confidence(verify_mode: str) -> bool:
+    """Whether what a mode verifies depends on confidences; else the fate of all it verifies is a fair sample."""
+    return verify_mode in ("compact", "threshold")
 
 
 def create_policy(

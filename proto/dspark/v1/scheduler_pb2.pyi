@@ -177,7 +177,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason", "inexact_reason")
+    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason", "inexact_reason", "calibration")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class GetModelInfoResponse(_message.Message):
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     drafter: str
     verify_mode: str
@@ -200,14 +201,29 @@ class GetModelInfoResponse(_message.Message):
     sampling_defaults: SamplingParams
     speculation_off_reason: str
     inexact_reason: str
-    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
+    calibration: str
+    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ..., calibration: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CalibrationError(_message.Message):
+    __slots__ = ("regime", "position", "ece", "num_observed", "correction")
+    REGIME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ECE_FIELD_NUMBER: _ClassVar[int]
+    NUM_OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    regime: _types_pb2.Regime
+    position: int
+    ece: float
+    num_observed: int
+    correction: float
+    def __init__(self, regime: _Optional[_Union[_types_pb2.Regime, str]] = ..., position: _Optional[int] = ..., ece: _Optional[float] = ..., num_observed: _Optional[int] = ..., correction: _Optional[float] = ...) -> None: ...
+
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns", "block_accept_low", "block_accept_high", "num_blocks", "num_open_blocks", "num_targeted_choices", "num_on_target_choices", "num_targeted_tokens", "num_on_target_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_free_slots", "num_slots", "num_free_pages", "num_pages", "num_steps", "num_committed", "num_drafted", "num_verified", "num_accepted", "num_verify_rows", "step_ns", "draft_call_ns", "step_call_ns", "drafter_model_ns", "verifier_model_ns", "num_preemptions", "num_prefill_tokens", "verifier_accept_ns", "num_cached_pages", "num_prefix_cache_queries", "num_prefix_cache_hits", "num_uncut_accepted", "num_invalid_confidences", "num_drafted_steps", "predicted_gain_ns", "measured_gain_ns", "num_predictions", "num_capped_errors", "predicted_ns", "predicted_measured_ns", "prediction_error_ns", "num_audited_rounds", "num_audit_drafts", "calibration_errors", "block_accept_low", "block_accept_high", "num_blocks", "num_open_blocks", "num_targeted_choices", "num_on_target_choices", "num_targeted_tokens", "num_on_target_tokens")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +257,9 @@ class GetLoadResponse(_message.Message):
     PREDICTED_NS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_MEASURED_NS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AUDITED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AUDIT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_ERRORS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ACCEPT_LOW_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ACCEPT_HIGH_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +301,9 @@ class GetLoadResponse(_message.Message):
     predicted_ns: int
     predicted_measured_ns: int
     prediction_error_ns: int
+    num_audited_rounds: int
+    num_audit_drafts: int
+    calibration_errors: _containers.RepeatedCompositeFieldContainer[CalibrationError]
     block_accept_low: float
     block_accept_high: float
     num_blocks: int
@@ -290,4 +312,4 @@ class GetLoadResponse(_message.Message):
     num_on_target_choices: int
     num_targeted_tokens: int
     num_on_target_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ..., block_accept_low: _Optional[float] = ..., block_accept_high: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_open_blocks: _Optional[int] = ..., num_targeted_choices: _Optional[int] = ..., num_on_target_choices: _Optional[int] = ..., num_targeted_tokens: _Optional[int] = ..., num_on_target_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verify_rows: _Optional[int] = ..., step_ns: _Optional[int] = ..., draft_call_ns: _Optional[int] = ..., step_call_ns: _Optional[int] = ..., drafter_model_ns: _Optional[int] = ..., verifier_model_ns: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., verifier_accept_ns: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ..., num_invalid_confidences: _Optional[int] = ..., num_drafted_steps: _Optional[int] = ..., predicted_gain_ns: _Optional[int] = ..., measured_gain_ns: _Optional[int] = ..., num_predictions: _Optional[int] = ..., num_capped_errors: _Optional[int] = ..., predicted_ns: _Optional[int] = ..., predicted_measured_ns: _Optional[int] = ..., prediction_error_ns: _Optional[int] = ..., num_audited_rounds: _Optional[int] = ..., num_audit_drafts: _Optional[int] = ..., calibration_errors: _Optional[_Iterable[_Union[CalibrationError, _Mapping]]] = ..., block_accept_low: _Optional[float] = ..., block_accept_high: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_open_blocks: _Optional[int] = ..., num_targeted_choices: _Optional[int] = ..., num_on_target_choices: _Optional[int] = ..., num_targeted_tokens: _Optional[int] = ..., num_on_target_tokens: _Optional[int] = ...) -> None: ...
