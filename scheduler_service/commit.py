@@ -36,8 +36,9 @@ class Committer:
             raise ValueError(
                 f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
             )
-        ledger.num_uncut_accepted += num_accepted
-        sequence.num_uncut_accepted += num_accepted
+        num_uncut = sequence.request.num_until_stop(token_ids[:num_accepted])
+        ledger.num_uncut_accepted += num_uncut
+        sequence.num_uncut_accepted += num_uncut
         num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
             ledger.num_prefill_tokens += row.num_tokens
@@ -147,8 +148,7 @@ def _cut(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishRea
     """Tokens up to the first stop token or the limit, and the reason if the choice ends there."""
     room = sequence.num_remaining
     kept = token_ids[:room]
-    stops = sequence.request.stop_token_ids
-    for index, token in enumerate(kept):
-        if token in stops:
-            return kept[: index + 1], FinishReason.STOP
+    kept = kept[: sequence.request.num_until_stop(kept)]
+    if kept and kept[-1] in sequence.request.stop_token_ids:
+        return kept, FinishReason.STOP
     return kept, FinishReason.LENGTH if len(kept) == room else None

@@ -93,6 +93,15 @@ class DraftArenas(NamedTuple):
     """Empty when the drafter covers the whole vocabulary."""
 
 
+class TargetProbAsk(NamedTuple):
+    """A target probability asked for."""
+
+    row: int
+    """Index within the step's rows; a rejection row that emits."""
+    position: int
+    token_id: int
+
+
 @dataclass(frozen=True)
 class StepCall:
     """Rows of a `Step`; parallel lists over the rows."""
@@ -109,6 +118,7 @@ class StepCall:
     """Tokens of all rows, concatenated."""
     row_chained: list[bool] = field(default_factory=list)
     """Empty: no such row."""
+    prob_asks: list[TargetProbAsk] = field(default_factory=list)
 
 
 class Phase(NamedTuple):
@@ -136,6 +146,8 @@ class StepResult(NamedTuple):
     """Of emitted tokens, by row."""
     prompt_scores: dict[int, list[TokenScore]]
     """Of the prompt tokens after each of a row's positions."""
+    target_probs: dict[int, dict[tuple[int, int], float]]
+    """What was asked, by row, then position and token; NaN where the row emitted nothing."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,8 @@ class DraftResult(NamedTuple):
     """Drafts, row-major [rows, num_draft_tokens]."""
     confidences: npt.NDArray[np.float32]
     """[rows, num_draft_tokens]."""
+    draft_probs: npt.NDArray[np.float32]
+    """[rows, num_draft_tokens]; NaN in rows that are not rejection rows."""
     ingest_failures: dict[int, str]
     """Reason by ingest."""
     model_ns: int

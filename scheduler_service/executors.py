@@ -19,6 +19,7 @@ from scheduler_service.executor_types import (
     SessionSizes,
     StepCall,
     StepResult,
+    TargetProbAsk,
     VerifierInfo,
 )
 from scheduler_service.slot_updates import SlotUpdates
@@ -38,8 +39,8 @@ class VerifierClient:
     def __init__(self, transport: Any, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
         self._steps = transport.exchange("Step")
-        self._num_rows: deque[int] = deque()
-        """Rows of each step in flight, the oldest first."""
+        self._sent: deque[tuple[int, list[TargetProbAsk]]] = deque()
+        """Number of rows and asks of each step in flight, the oldest first."""
         self._session = self._epoch = 0
 
     def info(self) -> VerifierInfo:
@@ -102,18 +103,27 @@ class VerifierClient:
             row_rounds=call.row_rounds,
             token_ids=call.token_ids,
             row_chained=call.row_chained,
+            prob_rows=[ask.row for ask in call.prob_asks],
+            prob_positions=[ask.position for ask in call.prob_asks],
+            prob_token_ids=[ask.token_id for ask in call.prob_asks],
         )
         with calling("verifier"):
             self._steps.send(request, self._timeout_s, metadata)
-        self._num_rows.append(len(call.row_slots))
+        self._sent.append((len(call.row_slots), call.prob_asks))
 
     def receive(self) -> StepResult:
         """The result of the oldest step in flight. Raises ExecutorError; then no step is in flight any more."""
-        num_rows = self._num_rows.popleft()
+        num_rows, asks = self._sent.popleft()
         with calling("verifier"):
             response = self._steps.receive(self._timeout_s)
         if len(response.verify_lens) != num_rows or len(response.accepted_lens) != num_rows:
             raise ExecutorError(f"the verifier answered {len(response.verify_lens)} rows for {num_rows}")
+        probs = np.frombuffer(response.target_probs, "<f4").tolist()
+        if len(probs) != len(asks):
+            raise ExecutorError(f"the verifier answered {len(probs)} target probabilities, {len(asks)} were asked for")
+        target_probs: dict[int, dict[tuple[int, int], float]] = {}
+        for ask, prob in zip(asks, probs, strict=True):
+            target_probs.setdefault(ask.row, {})[ask.position, ask.token_id] = prob
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
         return StepResult(
             response.verify_lens,
@@ -125,6 +135,7 @@ class VerifierClient:
             [Phase(each.phase, each.start_ns, each.start_ns + each.duration_ns) for each in response.timings],
             {each.row: scores_from_pb(each.scores) for each in response.scores},
             {each.row: scores_from_pb(each.scores) for each in response.prompt_scores},
+            target_probs,
         )
 
 
@@ -204,10 +215,16 @@ class DrafterClient:
                 f"the drafter answered {len(response.token_ids)} tokens and {confidences.size} confidences for "
                 f"{shape[0]} rows of {shape[1]}"
             )
+        draft_probs = np.frombuffer(response.draft_probs, "<f4")
+        if draft_probs.size not in (0, shape[0] * shape[1]):
+            raise ExecutorError(f"the drafter answered {draft_probs.size} draft probabilities for {shape[0]} rows")
+        if not draft_probs.size:
+            draft_probs = np.full(shape, np.nan, np.float32)
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
         return DraftResult(
             response.token_ids,
             confidences.reshape(shape),
+            draft_probs.reshape(shape),
             {failure.row: failure.reason for failure in response.ingest_failures},
             timings.get("ingest", 0) + timings.get("backbone", 0) + timings.get("head", 0),
         )

@@ -20,7 +20,15 @@ class Ledger:
     num_accepted: int = 0
     """Drafts committed."""
     num_uncut_accepted: int = 0
-    """Drafts that the verifier accepted: in `cap-accept`, also those beyond the window that is committed."""
+    """Drafts that the verifier accepted, up to a stop token: in `cap-accept`, also those beyond the window that is
+    committed."""
+    block_accept_low: float = 0.0
+    block_accept_high: float = 0.0
+    """Accepted length that whole blocks would have had, summed over `num_blocks`: at least, and at most (see
+    `policy.block_accept`)."""
+    num_blocks: int = 0
+    num_open_blocks: int = 0
+    """Blocks whose length is not known to the end."""
     num_verify_rows: int = 0
     """Emitting row-steps after the first token: the denominator of the accepted length."""
     num_prefill_tokens: int = 0

@@ -27,6 +27,8 @@ class DraftedBlock(NamedTuple):
     draft_ids: list[int]
     confidences: npt.NDArray[np.float32]
     """[drafts]: as the drafter gave them."""
+    draft_probs: npt.NDArray[np.float32]
+    """[drafts]: probability with which each was sampled; NaN where the row does not sample."""
 
 
 @dataclass

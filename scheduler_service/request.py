@@ -255,6 +255,13 @@ class Request:
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
+    def num_until_stop(self, token_ids: list[int]) -> int:
+        """Tokens up to the first that ends an answer, that one included; all of them if none does."""
+        for index, token_id in enumerate(token_ids):
+            if token_id in self.stop_token_ids:
+                return index + 1
+        return len(token_ids)
+
     def summary(self, speculation_off_reason: str, gate_off_reason: str = "") -> Summary:
         """The end of the request.
 

@@ -16,6 +16,7 @@ import numpy as np
 from scheduler_service import tracing
 from scheduler_service.audit import audited_windows
 from scheduler_service.batch import Batch
+from scheduler_service.block_accept_observer import BlockAcceptObserver
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
@@ -32,7 +33,7 @@ from scheduler_service.transport import Metadata
 
 log = logging.getLogger(__name__)
 
-_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32))
+_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class StepEngine:
         self._calibration = calibration
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace, self._costs = chain_plain_steps, trace, costs
-        self._observers = tuple(observers)
+        self._block_accept = BlockAcceptObserver(ledger) if drafter is not None else None
+        self._observers = (*observers, *([self._block_accept] if self._block_accept else []))
         self._in_flight: _SentStep | None = None
         self._ended_ns = 0
         """When the last step's result had been committed."""
@@ -170,7 +172,8 @@ class StepEngine:
             if row.max_drafts:
                 first = index * num_slots
                 block = list(result.token_ids[first : first + min(row.max_drafts, num_slots)])
-                row.block = DraftedBlock(block, result.confidences[index, : len(block)])
+                own = slice(len(block))
+                row.block = DraftedBlock(block, result.confidences[index, own], result.draft_probs[index, own])
                 row.drafts = block[: windows.verify_lens[index]]
                 row.commit_len = windows.commit_lens[index]
                 row.sequence.num_drafted += num_slots
@@ -208,6 +211,7 @@ class StepEngine:
             row_rounds=[row.sequence.round for row in rows],
             token_ids=token_ids,
             row_chained=[row.is_chained for row in rows] if any(row.is_chained for row in rows) else [],
+            prob_asks=self._block_accept.asks(rows) if self._block_accept is not None else [],
         )
         sent_ns = perf_counter_ns()
         self._verifier.send(call, metadata)
@@ -272,6 +276,7 @@ class StepEngine:
                         row.commit_len,
                         result.accepted_lens[index],
                         sequence.tokens[num_before:],
+                        result.target_probs.get(index, {}),
                         is_audit=row.is_audit,
                     )
                 )

@@ -6,8 +6,9 @@ A record is made once the step has been committed, so everything in it is histor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +29,16 @@ class RowRound:
     """The block as far as the row's limit allowed to verify it; empty if it was not drafted."""
     confidences: npt.NDArray[np.float32]
     """[drafts]: as the drafter gave them."""
+    draft_probs: npt.NDArray[np.float32]
+    """[drafts]: probability with which each was sampled; NaN where the row does not sample."""
     verify_len: int
     commit_len: int
     num_accepted: int
     """Drafts that the verifier accepted, at most `verify_len`; `commit_len` caps those that are committed."""
     committed_ids: list[int]
     """What was appended to the text; ends early where the text ends."""
+    target_probs: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """What was asked of the target, by position and token: see `BlockAcceptObserver`."""
     is_audit: bool = False
     """Whether the whole block was verified for its own sake, whatever the confidences."""
 

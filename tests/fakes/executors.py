@@ -180,9 +180,28 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 self.emissions[slot] = (start + count - num_drafts + accepted, emitted[-1])
             else:
                 assert not num_drafts
+        reply.target_probs = self._target_probs(request, reply)
         if self.after_step is not None:
             self.after_step(request)
         return reply
+
+    def _target_probs(self, request: Any, reply: Any) -> bytes:
+        """The toy target is certain: 1 for the token it would emit at a position, where it emitted one."""
+        failed = {failure.row for failure in reply.failures}
+        probs = []
+        for row, position, token in zip(request.prob_rows, request.prob_positions, request.prob_token_ids, strict=True):
+            slot, anchor = request.row_slots[row], request.row_starts[row] + request.row_num_tokens[row] - 1
+            anchor -= request.row_num_drafts[row]
+            sampling, table = self.slots.sampling[slot], self.slots.page_table[slot]
+            assert request.row_emits[row]
+            assert sampling is not None
+            assert sampling.regime is Regime.REJECTION
+            if row in failed or not anchor < position <= anchor + 1 + reply.accepted_lens[row]:
+                probs.append(float("nan"))
+                continue
+            prefix = [self.kv[(int(table[p // PAGE_SIZE]), p % PAGE_SIZE)] for p in range(position)]
+            probs.append(float(token == next_token(prefix, sampling, request.row_rounds[row])))
+        return np.array(probs, "<f4").tobytes()
 
     def _row(
         self, slot: int, start: int, tokens: list[int], num_drafts: int, round_: int | None, step_id: int
@@ -277,6 +296,10 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             if reason := self._ingest(request, index):
                 reply.ingest_failures.append(types_pb2.RowFailure(row=index, reason=reason))
         confidences: list[float] = []
+        regimes = [sampling and sampling.regime for sampling in (self.slots.sampling[s] for s in request.row_slots)]
+        if Regime.REJECTION in regimes:
+            certain = [[1.0 if regime is Regime.REJECTION else np.nan] * request.num_draft_tokens for regime in regimes]
+            reply.draft_probs = np.array(certain, "<f4").tobytes()
         for index, slot in enumerate(request.row_slots):
             if slot in self.fail_ingest_slots:
                 reply.token_ids.extend([0] * request.num_draft_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,13 @@ def _greedy(position: int, drafts: list[int], verify_len: int, committed: list[i
     return BlockRound(position, drafts, verify_len, len(committed) - 1, committed)
 
 
-def _interval(*rounds: BlockRound, is_stopped: bool | None = None) -> Interval:
-    estimator = BlockAcceptEstimator()
+def _interval(*rounds: BlockRound, is_ended: bool = False) -> Interval:
+    estimator: BlockAcceptEstimator[str] = BlockAcceptEstimator()
     for each in rounds:
         estimator.observe("row", each)
-    if is_stopped is not None:
-        estimator.finish("row", is_stopped=is_stopped)
+    if is_ended:
+        estimator.finish("row")
+        assert not estimator.waiting
     return estimator.interval()
 
 
@@ -50,14 +52,14 @@ def test_trimmed_drafts_are_settled_by_the_tokens_that_come() -> None:
 
 def test_the_end_of_a_text() -> None:
     first = _greedy(7, [1, 2, 3, 4], 1, [1, 2])
-    assert _interval(first, is_stopped=False) == Interval(3.0, 5.0, 1, 1)
-    assert _interval(first, is_stopped=True) == Interval(3.0, 3.0, 1, 0)  # 2 was the stop token
-    cut = BlockRound(7, [1, 2, 3, 4], 2, 2, [1, 2])  # the text ended with the second draft
-    assert _interval(cut, is_stopped=True) == Interval(3.0, 3.0, 1, 0)
+    assert _interval(first, is_ended=True) == Interval(3.0, 5.0, 1, 1)
+    assert _interval(_greedy(7, [1, 2], 1, [1, 2]), is_ended=True) == Interval(3.0, 3.0, 1, 0)  # 2 was the stop token
+    cut = BlockRound(7, [1, 2], 2, 2, [1, 2])  # the text ended with the second draft
+    assert _interval(cut, is_ended=True) == Interval(3.0, 3.0, 1, 0)
 
 
 def test_rows_are_apart() -> None:
-    estimator = BlockAcceptEstimator()
+    estimator: BlockAcceptEstimator[str] = BlockAcceptEstimator()
     estimator.observe("a", _greedy(7, [1, 2, 3], 1, [1, 2]))
     estimator.observe("b", _greedy(9, [3, 3], 0, [5]))
     assert estimator.interval() == Interval((3 + 1) / 2, (4 + 1) / 2, 2, 1)
@@ -77,6 +79,29 @@ def test_rejection_rows_are_settled_by_probability() -> None:
     assert settle([1], [0]) == pytest.approx(Interval(2.0, 2.0 + 0.5, 1, 1))
     with pytest.raises(ValueError, match="target probabilities"):
         _interval(BlockRound(7, [1], 0, 0, [1], (0.5,)))
+
+
+def test_what_is_not_known_of_a_rejection_row_stays_open() -> None:
+    known = {(8, 1): 0.3, (9, 2): math.nan}
+    first = BlockRound(7, [1, 2, 3], 0, 0, [1], (0.6, 0.5, 0.4), lambda p, t: known[p, t])
+    then = BlockRound(8, [], 0, 0, [2], (), first.target_prob)
+    assert _interval(first, then) == pytest.approx(Interval(1.5, 1.5 + 2 * 0.5, 1, 1))
+    for draft_prob in (0.0, math.nan):
+        assert _interval(replace(first, draft_probs=(draft_prob, 0.5, 0.4))) == Interval(1.0, 4.0, 1, 1)
+
+
+def test_a_row_wants_probabilities_where_its_text_may_still_agree() -> None:
+    estimator: BlockAcceptEstimator[str] = BlockAcceptEstimator()
+    probs = {(8, 1): 0.5}
+    estimator.observe("row", BlockRound(7, [1, 2, 3, 4], 0, 0, [1], [0.5] * 4, lambda p, t: probs[p, t]))
+    estimator.observe("greedy", BlockRound(7, [1, 2, 3, 4], 0, 0, [1]))
+    assert estimator.wanted("row", 8, []) == [(9, 2)]
+    assert estimator.wanted("row", 8, [2, 3, 4, 5]) == [(9, 2), (10, 3), (11, 4)]
+    assert estimator.wanted("row", 8, [2, 9, 4]) == [(9, 2), (10, 3)]  # past a 9 that is accepted nothing agrees
+    assert estimator.wanted("row", 9, []) == [(10, 3)]  # behind a token that is not known yet
+    assert (
+        estimator.wanted("row", 12, [1]) == estimator.wanted("other", 8, []) == estimator.wanted("greedy", 8, []) == []
+    )
 
 
 class _Models(NamedTuple):
@@ -102,7 +127,8 @@ class _Run(NamedTuple):
 
 def _simulate(generator: np.random.Generator, models: _Models, num_texts: int, *, is_greedy: bool) -> _Run:
     """Texts by speculation with windows that the drafts have no say in; the truth of every block beside it."""
-    estimator, expected, censored, accepted_lens = BlockAcceptEstimator(), 0.0, 0, []
+    estimator: BlockAcceptEstimator[int] = BlockAcceptEstimator()
+    expected, censored, accepted_lens = 0.0, 0, []
     for key in range(num_texts):
         text = [int(generator.integers(VOCAB_SIZE))]
         while len(text) <= NUM_TOKENS:
@@ -142,7 +168,7 @@ def _simulate(generator: np.random.Generator, models: _Models, num_texts: int, *
 
             probs = [] if is_greedy else [float(models.drafter[a, b]) for a, b in zip(before, drafts, strict=False)]
             estimator.observe(key, BlockRound(anchor, drafts, verify_len, num_accepted, committed, probs, target_prob))
-        estimator.finish(key, is_stopped=False)
+        estimator.finish(key)
     num_blocks = len(accepted_lens)
     return _Run(estimator.interval(), expected / num_blocks, accepted_lens, censored / num_blocks)
 

@@ -1,0 +1,75 @@
+"""Feeds the block-accept estimator from the steps of the engine, and asks the verifier for what it needs.
+
+The window is what was *committed*: in `cap-accept` the estimate comes from the windows as if nothing behind them had
+been verified, so it can be checked against `num_uncut_accepted` of the very same rounds, in every regime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from kernels.sampling import Regime
+from scheduler_service.executor_types import TargetProbAsk
+from scheduler_service.ledger import Ledger
+from scheduler_service.planner import PlannedRow
+from scheduler_service.policy.block_accept import BlockAcceptEstimator, BlockRound
+from scheduler_service.request import Sequence
+from scheduler_service.step_record import RowRound, StepObserver, StepRecord
+
+
+class BlockAcceptObserver(StepObserver):
+    """Keeps the ledger's block-accept counters up to date."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._estimator: BlockAcceptEstimator[Sequence] = BlockAcceptEstimator()
+
+    def asks(self, rows: Iterable[PlannedRow]) -> list[TargetProbAsk]:
+        """What the verifier is asked in a step of `rows`, their drafts chosen: the target probabilities of trimmed
+        drafts at the positions that the step may emit, rejection rows only.
+
+        A chained step is asked before the token ahead of it is known; if that is another one than the draft, the answer
+        is not used.
+        """
+        asks = []
+        for index, row in enumerate(rows):
+            sequence, anchor = row.sequence, row.start + row.num_tokens - 1
+            if not row.emits or sequence.sampling.regime is not Regime.REJECTION:
+                continue
+            pairs = self._estimator.wanted(sequence, anchor, row.drafts[: row.commit_len])
+            if row.block is not None and row.commit_len < len(row.block.draft_ids):
+                pairs.append((anchor + 1 + row.commit_len, row.block.draft_ids[row.commit_len]))
+            asks += [TargetProbAsk(index, *pair) for pair in pairs]
+        return asks
+
+    def observe(self, record: StepRecord) -> None:
+        """See `StepObserver`."""
+        estimator, ledger = self._estimator, self._ledger
+        has_changed = False
+        for each in record.rounds:
+            if each.draft_ids or each.sequence in estimator.waiting:
+                estimator.observe(each.sequence, _block_round(each))
+                has_changed = True
+        for sequence in [row for row in estimator.waiting if row.finish_reason is not None]:
+            estimator.finish(sequence)
+            has_changed = True
+        if has_changed:
+            low, high, num_blocks, num_open = estimator.interval()
+            ledger.block_accept_low, ledger.block_accept_high = low * num_blocks, high * num_blocks
+            ledger.num_blocks, ledger.num_open_blocks = num_blocks, num_open
+
+
+def _block_round(each: RowRound) -> BlockRound:
+    block_len = each.sequence.request.num_until_stop(each.draft_ids)
+    window = min(each.commit_len, block_len)
+    is_sampled = each.sequence.sampling.regime is Regime.REJECTION
+    return BlockRound(
+        each.position,
+        each.draft_ids[:block_len],
+        window,
+        min(each.num_accepted, window),
+        each.committed_ids,
+        each.draft_probs[:block_len].tolist() if is_sampled else (),
+        lambda position, token_id: each.target_probs.get((position, token_id), math.nan),
+    )
