@@ -4,25 +4,16 @@ and across preemption."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.rig import Stream
+from in_process import Executors
 
-import drafter_service.server
-import verifier_service.server
-from drafter_service.settings import DrafterSettings
 from kernels.token_scores import TokenScore
 from scheduler_service.request import GenerateSpec, SamplingOptions
 from scheduler_service.service import Scheduler
-from scheduler_service.settings import SchedulerSettings
-from scheduler_service.startup import build_scheduler
-from scheduler_service.transport import InProcessTransport
-from service_kit.engine_thread import EngineThread
-from verifier_service.settings import VerifierSettings
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_TOKENS = 20
 PROMPTS = [[(7 * i + 11 * j) % 512 for j in range(5 + 9 * i)] for i in range(4)]
 ASKED: dict[str, dict[str, Any]] = {
@@ -33,40 +24,11 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-class Executors:
-    """Both executors of the golden models, on one thread."""
-
-    def __init__(self) -> None:
-        self.thread = EngineThread("test-engine")
-        target = str(GOLDEN / "target")
-        self.verifier = verifier_service.server.load_servicer(
-            VerifierSettings(model=target, weight_format="float32", threads=1), self.thread
-        )
-        self.drafter = drafter_service.server.load_servicer(
-            DrafterSettings(model=str(GOLDEN / "draft_vanilla"), target=target, weight_format="float32", threads=1),
-            self.thread,
-        )
-
-    @property
-    def page_bytes(self) -> int:
-        """Of a page in both caches."""
-        infos = self.verifier.GetInfo(None, None), self.drafter.GetInfo(None, None)
-        return sum(int(info.page_bytes) for info in infos)
-
-    def scheduler(self, mode: str, **settings: Any) -> Scheduler:
-        values = {"max_num_seqs": 4, "max_model_len": 80, "max_batch_tokens": 24, "guard": False, **settings}
-        drafter = None if mode == "off" else InProcessTransport(self.drafter)
-        built = SchedulerSettings(verify_mode=mode, max_prefill_decode_steps=0, **values)
-        return build_scheduler(built, InProcessTransport(self.verifier), drafter)
-
-
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Executors]:
     executors = Executors()
     yield executors
-    executors.verifier.close()
-    executors.drafter.close()
-    executors.thread.stop()
+    executors.close()
 
 
 def run(scheduler: Scheduler, *, at_once: bool, **asked: Any) -> list[Stream]:
@@ -96,16 +58,13 @@ def test_the_text_does_not_depend_on_speculation_load_or_preemption(executors: E
     found = []
     few_pages = {"kv_memory": 7 * executors.page_bytes, "prefix_cache": "off"}
     for mode, at_once, settings in (("off", True, {}), ("static", False, {}), ("static", True, few_pages)):
-        scheduler = executors.scheduler(mode, **settings)
-        try:
+        with executors.scheduler(mode, **settings) as scheduler:
             streams = run(scheduler, at_once=at_once, **ASKED[name])
             found.append(texts(streams))
             if mode == "static":
                 assert all(stream.wait().choices[0].num_verified for stream in streams)
             if settings and name != "min tokens":  # whose answers are short
                 assert scheduler.load().num_preemptions > 0
-        finally:
-            scheduler.stop()
     assert found[0] == found[1] == found[2]
     if name == "min tokens":
         assert all(text[-1] == 40 and len(text) == 16 for text in found[0]), found[0]
@@ -114,11 +73,8 @@ def test_the_text_does_not_depend_on_speculation_load_or_preemption(executors: E
 def test_scores_do_not_depend_on_speculation(executors: Executors) -> None:
     found: list[list[TokenScore]] = []
     for mode in ("off", "static"):
-        scheduler = executors.scheduler(mode)
-        try:
+        with executors.scheduler(mode) as scheduler:
             streams = run(scheduler, at_once=True, num_logprobs=3, num_prompt_logprobs=2, frequency_penalty=0.5)
-        finally:
-            scheduler.stop()
         for prompt, stream in zip(PROMPTS, streams, strict=True):
             scores = [score for chunk in stream.chunks for score in chunk.scores]
             assert len(scores) == len(stream.text())
