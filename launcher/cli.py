@@ -156,6 +156,43 @@ def profile(
         run_profile(ProfileOptions(out, max_num_seqs, max_batch_tokens, quick), pair, common, settings)
 
 
+@app.command()
+def calibrate(
+    prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],
+    held_out: Annotated[
+        list[Path] | None, typer.Option(help="Prompts that judge the result. Default: half of the others.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each file.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of sampled answers.")] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 8,
+    out: Annotated[Path | None, typer.Option(help="Default: calibration.json beside the drafter.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG to write. Default: beside the file.")] = None,
+    model: Model = None,
+    drafter: Drafter = None,
+) -> None:
+    """Fit a drafter's confidences to what is accepted: answers the prompts greedily, seeded and sampled."""
+    with _errors_in_words():
+        from launcher.calibrate import CalibrateOptions, run_calibrate
+        from launcher.models import choose_models
+        from launcher.settings import LauncherSettings
+        from service_kit.settings import CommonSettings, load_settings
+
+        options = CalibrateOptions(
+            prompts,
+            held_out or (),
+            limit,
+            max_tokens,
+            temperature,
+            concurrency,
+            out and out.expanduser().resolve(),
+            plot,
+        )
+        common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
+        pair = choose_models(model, drafter, common, settings)
+        run_calibrate(options, pair, common, settings)
+
+
 @bench_app.command("serve")
 def bench_serve(
     prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],
