@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Round(NamedTuple):
-    """Means over the steps of a mode; times in milliseconds, prefill included."""
+    """Means over the steps of a mode that have no prefill; times in milliseconds."""
 
     draft_ms: float
     """Draft call."""
@@ -46,14 +46,11 @@ class Lever(NamedTuple):
 
 
 def find_levers(own: Round, plain: Round) -> list[Lever]:
-    """What keeps `own` from its best, largest first, `plain` being the same requests without speculation. Empty if
-    nothing was drafted."""
-    if not own.draft_ms:
-        return []
+    """What keeps `own`, which drafts, from its best, largest first; `plain`: the same requests without speculation."""
     whole = 1.0 + own.num_verified
     width_ms = max(0.0, own.verify_ms - plain.verify_ms)
     other_ms = max(0.0, own.other_ms - plain.other_ms)
-    added_ms = own.draft_ms + width_ms + other_ms
+    added_ms = max(own.draft_ms + width_ms + other_ms, 1e-9)
     time_loss = math.log(max(1.0, own.total_ms / plain.total_ms))
 
     def of_time(name: str, part_ms: float) -> Lever:

@@ -36,6 +36,11 @@ COUNTERS = (
     "num_prefix_cache_hits",
     "predicted_gain_ns",
     "measured_gain_ns",
+    "num_decode_steps",
+    "num_decode_committed",
+    "decode_step_ns",
+    "decode_draft_call_ns",
+    "decode_step_call_ns",
 )
 """Fields of GetLoad that add up."""
 

@@ -64,7 +64,8 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
     console.print(
         _table(
             f"{machine}; n requests; medians (p25-p75); ratios: paired with {baseline}; user: of a request after its "
-            "first token; at equal speed: throughput over the baseline's at the same user speed, and the reverse",
+            "first token; decode: ratio of steps without prefill; at equal speed: throughput over the baseline's at the "
+            "same user speed, and the reverse",
             [
                 *_NAMES,
                 ("n", lambda row: str(row["num_requests"])),
@@ -72,6 +73,7 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
                 ("ratio", _spread("speedup", 2)),
                 ("user t/s", _number("user_tokens_per_second", 1)),
                 ("ratio ", _number("user_speedup", 2)),
+                ("decode", _number("decode_speedup", 2)),
                 ("ttft ms", _number("ttft_ms_p50", 0)),
                 ("tpot ms", _number("tpot_ms_p50", 1)),
                 ("p95", _number("tpot_ms_p95", 1)),

@@ -94,13 +94,21 @@ class _Sample:
             {name: sum(group.counters[name] for group in groups) for name in groups[0].counters} if groups else {}
         )
 
+    @property
+    def decode_speeds(self) -> list[float]:
+        """Tokens per second of each group's steps without prefill, as the scheduler saw them; 0 if there are none."""
+        return [
+            group.counters.get("num_decode_committed", 0) / max(1, group.counters.get("decode_step_ns", 0)) * 1e9
+            for group in self.groups
+        ]
+
     def round(self) -> Round | None:
-        """Means over steps; None without counters."""
-        steps = self.counters.get("num_steps", 0)
+        """Means over steps without prefill; None if there were none."""
+        steps = self.counters.get("num_decode_steps", 0)
         if not steps:
             return None
         draft, call, whole = (
-            self.counters[name] / steps / 1e6 for name in ("draft_call_ns", "step_call_ns", "step_ns")
+            self.counters[f"decode_{name}"] / steps / 1e6 for name in ("draft_call_ns", "step_call_ns", "step_ns")
         )
         verified = self.drafting.num_verified / max(1, self.drafting.num_rounds)
         return Round(draft, call, whole - draft - call, self.drafting.accepted_len, verified)
@@ -181,6 +189,10 @@ def _step_columns(own: _Sample, base: _Sample) -> Row:
     steps, step_ns = counters["num_steps"], counters["step_ns"]
     outside = step_ns - counters["drafter_model_ns"] - counters["verifier_model_ns"]
     row: Row = {
+        "decode_tokens_per_second": _quantile(own.decode_speeds, 50),
+        "decode_speedup": paired_ratio(own.decode_speeds, base.decode_speeds).median
+        if all(base.decode_speeds)
+        else None,
         "step_ms": round_.total_ms,
         "draft_ms": round_.draft_ms,
         "verify_ms": round_.verify_ms,
@@ -197,7 +209,7 @@ def _step_columns(own: _Sample, base: _Sample) -> Row:
     if counters["predicted_gain_ns"] or counters["measured_gain_ns"]:  # only the guard predicts
         row["predicted_speedup"] = 1.0 + counters["predicted_gain_ns"] / step_ns
         row["ledger_speedup"] = 1.0 + counters["measured_gain_ns"] / step_ns
-    levers = find_levers(round_, plain) if plain is not None else []
+    levers = find_levers(round_, plain) if plain is not None and own.drafting.num_drafted else []
     row["lever"] = levers[0].words if levers else "nothing drafted"
     row |= {f"loss_{lever.name.replace(' ', '_')}": lever.loss for lever in levers}
     return row

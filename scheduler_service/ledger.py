@@ -57,6 +57,13 @@ class Ledger:
     """Those that kept it: goodput."""
     num_targeted_tokens: int = 0
     num_on_target_tokens: int = 0
+    num_decode_steps: int = 0
+    num_decode_committed: int = 0
+    """Steps without prefill, and the tokens that they committed."""
+    decode_step_ns: int = 0
+    decode_draft_call_ns: int = 0
+    decode_step_call_ns: int = 0
+    """Of these steps: wall time, and that inside the calls."""
     step_ns: int = 0
     """Wall time of whole steps."""
     draft_call_ns: int = 0

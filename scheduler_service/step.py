@@ -241,7 +241,7 @@ class StepEngine:
         rounds = self._commit(step, result)
         ledger.num_steps += 1
         ended_ns = perf_counter_ns()
-        self._observe(step, rounds, ended_ns - self._ended_ns)
+        self._observe(step, rounds, ended_ns - self._ended_ns, received_ns - called_ns)
         ledger.step_ns += ended_ns - self._ended_ns
         self._ended_ns = ended_ns
         own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
@@ -282,11 +282,18 @@ class StepEngine:
                 )
         return rounds
 
-    def _observe(self, step: _SentStep, rounds: list[RowRound], elapsed_ns: int) -> None:
+    def _observe(self, step: _SentStep, rounds: list[RowRound], elapsed_ns: int, call_ns: int) -> None:
         """Tells everybody who learns from it what the step brought and how long it took."""
         plan, gate = step.plan, self._batch.draft_gate
         decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
         num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
+        if not num_prefill:
+            ledger = self._ledger
+            ledger.num_decode_steps += 1
+            ledger.num_decode_committed += sum(len(each.committed_ids) for each in rounds)
+            ledger.decode_step_ns += elapsed_ns
+            ledger.decode_draft_call_ns += step.draft_ns
+            ledger.decode_step_call_ns += call_ns
         shape = step_shape(decoding, num_prefill)
         is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
         ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)

@@ -53,6 +53,11 @@ def _result(mode: str, prompt: Prompt, token_ids: list[int], wall_s: float, conc
         "num_steps": 10,
         "num_drafted_steps": 5,
         "step_ns": 100_000_000,
+        "num_decode_steps": 5,
+        "num_decode_committed": 8,
+        "decode_step_ns": 40_000_000,
+        "decode_draft_call_ns": 10_000_000,
+        "decode_step_call_ns": 25_000_000,
         "draft_call_ns": 30_000_000,
         "step_call_ns": 60_000_000,
         "drafter_model_ns": 25_000_000,
@@ -128,8 +133,9 @@ def test_rows_pair_each_group_with_the_baseline() -> None:
     assert (static["accepted_length"], static["verify_length"], static["drafted_length"]) == (1.5, 2.0, 2.5)
     assert (static["accepted_length_drafted"], static["verify_length_drafted"]) == (2.0, 4.0)
     assert static["acceptance_rate"] == 0.25
-    assert (static["step_ms"], static["draft_ms"], static["verify_ms"]) == (10.0, 3.0, 6.0)
-    assert static["token_ms"] == pytest.approx(10 / 1.5)
+    assert (static["step_ms"], static["draft_ms"], static["verify_ms"], static["other_ms"]) == (8.0, 2.0, 5.0, 1.0)
+    assert static["token_ms"] == pytest.approx(8 / 1.5)
+    assert (static["decode_tokens_per_second"], static["decode_speedup"]) == (200.0, 1.0)
     assert static["outside_models_share"] == pytest.approx(0.2)
     assert (static["predicted_speedup"], static["ledger_speedup"]) == (1.2, 0.9)
 

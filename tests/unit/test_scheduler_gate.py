@@ -169,6 +169,16 @@ def test_cap_accept_verifies_whole_blocks_and_commits_the_scheduled_windows() ->
         assert choice.num_accepted < ledger.num_uncut_accepted
 
 
+def test_steps_without_prefill_are_counted_apart() -> None:
+    with running("static", fake_pair(quality=1.0)) as rig:
+        rig.submit([1, 2, 3], 40).wait()
+        rig.wait_until_idle()
+        ledger = rig.scheduler.load().ledger
+        assert ledger.num_decode_steps == ledger.num_steps - 1
+        assert ledger.num_decode_committed == ledger.num_committed - 1  # prefill emitted the first
+        assert 0 < ledger.decode_draft_call_ns + ledger.decode_step_call_ns < ledger.decode_step_ns < ledger.step_ns
+
+
 def test_confidences_that_are_none_are_counted() -> None:
     with running("static", fake_pair(quality=1.0, confidence=float("nan"))) as rig:
         rig.submit([1, 2, 3], 10).wait()
