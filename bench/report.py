@@ -64,8 +64,8 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
     console.print(
         _table(
             f"{machine}; n requests; medians (p25-p75); ratios: paired with {baseline}; user: of a request after its "
-            "first token; decode: ratio of steps without prefill; at equal speed: throughput over the baseline's at the "
-            "same user speed, and the reverse",
+            "first token; decode: ratio of steps without prefill; at equal speed: throughput over the baseline's at "
+            "the same user speed, and the reverse",
             [
                 *_NAMES,
                 ("n", lambda row: str(row["num_requests"])),
