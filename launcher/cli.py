@@ -193,6 +193,54 @@ def calibrate(
         run_calibrate(options, pair, common, settings)
 
 
+@app.command()
+def simulate(
+    table: Annotated[
+        list[str] | None, typer.Option(help="Costs: a file of dspark profile, cpu or gpu-like. Default: those two.")
+    ] = None,
+    trace: Annotated[
+        list[Path] | None, typer.Option(help="Trace of serve --trace, recorded with --verify-mode static; repeatable.")
+    ] = None,
+    traffic: Annotated[str, typer.Option(help="Made-up requests, without a trace: published, embedded.")] = "published",
+    modes: Annotated[str | None, typer.Option(help="Comma-separated. Default: all but compact-no-guard.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,4,8,16,32,64,128,256,512,1000",
+    rounds: Annotated[int, typer.Option(min=1, help="Row steps of each run; it takes 150 to 2000 steps.")] = 20_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 3,
+    noise: Annotated[float, typer.Option(min=0, max=1, help="Of a step's time, as a share; not with a trace.")] = 0.05,
+    drift: Annotated[float, typer.Option(min=0, max=1, help="Slow swing of the machine's speed, as a share.")] = 0.0,
+    confidence_temperature: Annotated[
+        float, typer.Option(min=0.05, help="Made-up confidences: below 1 too sure, above 1 not sure enough.")
+    ] = 1.0,
+    out: Annotated[Path, typer.Option(help="Directory of the CSV, JSON and PNG files.")] = Path("simulated"),
+) -> None:
+    """Replay recorded or made-up traffic through the scheduler's own decisions, under any table of step costs."""
+    with _errors_in_words():
+        from rich.console import Console
+
+        from simulator.command import SimulateOptions, run_simulate
+        from simulator.modes import MODES
+        from simulator.sweep import SweepOptions
+        from simulator.synthetic import TRAFFIC
+
+        default = ",".join(name for name in MODES if name != "compact-no-guard")
+        options = SimulateOptions(
+            tables=table or ["gpu-like", "cpu"],
+            modes=_names(modes or default, MODES, "--modes"),
+            traces=trace or (),
+            traffic=_names(traffic, TRAFFIC, "--traffic")[0],
+            confidence_temperature=confidence_temperature,
+            out=out,
+            sweep=SweepOptions(
+                concurrencies=_integers(concurrency, "--concurrency"),
+                num_rounds=rounds,
+                num_seeds=seeds,
+                noise=noise,
+                drift=drift,
+            ),
+        )
+        run_simulate(options, Console())
+
+
 @bench_app.command("serve")
 def bench_serve(
     prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],

@@ -17,7 +17,7 @@ from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.draft_gate import Candidate, DraftDecision, DraftedRound, DraftGate, StepShape
 from scheduler_service.draft_history import RowHistory
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
-from simulator.population import Blocks, Floats, Ints, Population
+from simulator.population import Floats, Ints, Population
 
 _NO_CONTEXTS = np.empty(0)
 
@@ -166,9 +166,7 @@ class SimulatedEngine:
             costs.observe(work, step_ns=step_ns, draft_ns=draft_ns)
         self._was_plain = drafted is None
 
-    def _count(
-        self, tokens: Ints, verified: Ints, accepted: Ints, num_slots: int, num_drafted: int, ns: float
-    ) -> None:
+    def _count(self, tokens: Ints, verified: Ints, accepted: Ints, num_slots: int, num_drafted: int, ns: float) -> None:
         totals = self.totals
         totals.num_steps += 1
         totals.num_rounds += tokens.size

@@ -9,7 +9,7 @@ from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.draft_gate import OpenGate
 from scheduler_service.guard import Guard
-from scheduler_service.policy import PolicyOptions, create_policy
+from scheduler_service.policy import PolicyOptions, create_policy, needs_costs
 from simulator.engine import Scheduling
 
 
@@ -27,7 +27,7 @@ class Mode(NamedTuple):
         """`model`: what the scheduler believes steps to cost; `block_sizes`: those the drafter has been trained for."""
         if self.verify_mode == "off":
             return None
-        costs = OnlineCosts(model)
+        costs = OnlineCosts(model) if needs_costs(self.verify_mode) else None
         policy = create_policy(self.verify_mode, costs, self.options)
         assert policy is not None
         if self.has_guard:

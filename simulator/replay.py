@@ -51,7 +51,7 @@ class TracePopulation(Population):
         self.block_size = len(confidences[0])
         if odd := next((row for row in confidences if len(row) != self.block_size), None):
             raise ConfigurationError(
-                f"traces with blocks of {self.block_size} and of {len(odd)} drafts: replay those of one drafter at a time"
+                f"traces with blocks of {self.block_size} and of {len(odd)} drafts: replay one drafter's at a time"
             )
         self.confidences, self.accepted = np.array(confidences, np.float32), np.array(accepted, np.intp)
         """[rounds, block] and [rounds], requests one behind the other."""
@@ -92,7 +92,8 @@ class _TraceStream(Stream):
 def time_factors(steps: Sequence[TracedStep], step_ns: Sequence[float]) -> Floats:
     """[steps] recorded over predicted time, in order, their median 1: noise and drift of the machine."""
     ratios = np.array([each.step_ns / ns for each, ns in zip(steps, step_ns, strict=True)])
-    return ratios / np.median(ratios)
+    factors: Floats = ratios / np.median(ratios)
+    return factors
 
 
 class _Round(NamedTuple):

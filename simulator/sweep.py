@@ -22,8 +22,9 @@ class SweepOptions:
 
     concurrencies: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
     num_rounds: int = 20_000
-    """Row steps of each run; of few rows more steps, so that every point is as exact."""
-    min_steps: int = 200
+    """Row steps of each run, as far as the bounds on its steps allow: fewer rows take more steps."""
+    min_steps: int = 150
+    max_steps: int = 2_000
     num_seeds: int = 3
     noise: float = 0.05
     drift: float = 0.0
@@ -65,9 +66,9 @@ class Row(NamedTuple):
 def run(
     mode: Mode, table: CostTable, population: Population, concurrency: int, seed: int, options: SweepOptions
 ) -> Totals:
-    """One run; a fifth of the steps come before it and do not count."""
-    num_steps = max(options.min_steps, options.num_rounds // concurrency)
-    num_warm = num_steps // 4
+    """One run; what was learned before it began does not count."""
+    num_steps = max(options.min_steps, min(options.max_steps, options.num_rounds // concurrency))
+    num_warm = max(50, num_steps // 4)
     scheduling = mode.scheduling(table.model, population.block_size, block_sizes(table, population))
     engine = SimulatedEngine(table.model, population, concurrency, seed, scheduling)
     if options.recorded is not None:
@@ -83,7 +84,9 @@ def run(
 
 def block_sizes(table: CostTable, population: Population) -> list[int]:
     """Blocks that can be drafted: those the table has a cost for, and whole ones."""
-    return sorted({each for each in table.model.block_draft_ns if each < population.block_size} | {population.block_size})
+    return sorted(
+        {each for each in table.model.block_draft_ns if each < population.block_size} | {population.block_size}
+    )
 
 
 def sweep(

@@ -25,7 +25,14 @@ TRAFFIC: dict[str, dict[str, float]] = {
     # Accepted lengths published for DSpark on Qwen3-4B at temperature 1, block 7 (arXiv 2607.05147).
     "published": {"gsm8k": 6.11, "humaneval": 5.38, "mt-bench": 3.64, "arena-hard": 3.29},
     # Those of the embedded pair, greedy (docs/performance.md).
-    "embedded": {"gsm8k": 2.33, "math500": 2.02, "humaneval": 1.72, "arena-hard": 1.59, "mt-bench": 1.58, "poetry": 1.53},
+    "embedded": {
+        "gsm8k": 2.33,
+        "math500": 2.02,
+        "humaneval": 1.72,
+        "arena-hard": 1.59,
+        "mt-bench": 1.58,
+        "poetry": 1.53,
+    },
 }
 """Tokens committed per round of each class, when whole blocks are verified."""
 
@@ -59,9 +66,10 @@ class SyntheticPopulation(Population):
         """[classes] logits that give the accepted lengths, found by bisection on one fixed sample."""
         dice = np.random.default_rng(0)
         noise = self.noise(dice, _REQUEST_SPREAD * dice.standard_normal(_NUM_TUNING_ROUNDS))
-        low, high = np.full(len(self.accepted_lens), -12.0), np.full(len(self.accepted_lens), 12.0)
+        level: Floats = np.zeros(len(self.accepted_lens))
+        low, high = level - 12, level + 12
         for _ in range(40):
-            level = (low + high) / 2
+            level[:] = (low + high) / 2
             rates = _sigmoid(level[:, None, None] + noise)
             length = 1 + np.cumprod(rates, axis=2).sum(axis=2).mean(axis=1)
             is_short = length < list(self.accepted_lens.values())
@@ -73,7 +81,8 @@ class SyntheticPopulation(Population):
         shape = (request_levels.size, self.block_size)
         spread = _ROUND_SPREAD * dice.standard_normal((shape[0], 1)) + _DRAFT_SPREAD * dice.standard_normal(shape)
         fall: Floats = _FALL * np.arange(self.block_size)
-        return request_levels[:, None] + spread - fall
+        logits: Floats = request_levels[:, None] + spread - fall
+        return logits
 
     def stream(self, num_rows: int, seed: int) -> Stream:
         """See `Population`."""
