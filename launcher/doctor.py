@@ -133,6 +133,8 @@ def _self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSettin
         yield Finding(Verdict.BAD, "losslessness", f"{words}: {advice}")
     else:
         yield Finding(Verdict.GOOD, "losslessness", f"{outcome.num_equal} greedy answers equal with and without drafts")
+    is_calibrated = not outcome.calibration.startswith("none")
+    yield Finding(Verdict.GOOD if is_calibrated else Verdict.WARNING, "calibration", outcome.calibration)
     yield _acceptance(outcome.accepted_length, outcome.static_tokens_per_second / outcome.off_tokens_per_second)
 
 

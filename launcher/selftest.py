@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dspark.v1 import verifier_pb2, verifier_pb2_grpc
+from dspark.v1 import scheduler_pb2, scheduler_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 from launcher.client import Answer, Client, new_answer
 from launcher.models import ModelPair
@@ -43,12 +43,14 @@ class SelfTest:
     weight_format_reason: str
     inexact_reason: str
     """Why a row's result may depend on the rows beside it; empty when it does not."""
+    calibration: str
+    """How the drafter's confidences are calibrated, in words; empty without a drafter."""
 
 
 def run_self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSettings) -> SelfTest:
     """Greedy answers with mode off, then static. Raises ServiceDiedError, ServerError or ConfigurationError."""
-    plain, info = _answers(pair, "off", common, settings)
-    drafted, _ = _answers(pair, "static", common, settings) if pair.drafter else ([], None)
+    plain, info, _ = _answers(pair, "off", common, settings)
+    drafted, _, served = _answers(pair, "static", common, settings) if pair.drafter else ([], None, None)
     steps = sum((answer.speculation or {}).get("num_spec_steps", 0) for answer in drafted)
     accepted = sum((answer.speculation or {}).get("num_accepted_draft_tokens", 0) for answer in drafted)
     return SelfTest(
@@ -60,13 +62,14 @@ def run_self_test(pair: ModelPair, common: CommonSettings, settings: LauncherSet
         weight_format=info.weight_format,
         weight_format_reason=info.weight_format_reason,
         inexact_reason=info.inexact_reason,
+        calibration=served.calibration if served is not None else "",
     )
 
 
 def _answers(
     pair: ModelPair, mode: str, common: CommonSettings, settings: LauncherSettings
-) -> tuple[list[Answer], Any]:
-    """Answers, and what the verifier says of itself."""
+) -> tuple[list[Answer], Any, Any]:
+    """Answers, and what verifier and scheduler say of themselves."""
     options = ServeOptions(port=free_port_pair(), verify_mode=mode, max_num_seqs=1)
     parameters: dict[str, Any] = {"temperature": 0.0, "max_tokens": _MAX_TOKENS, "return_token_ids": True}
     with (
@@ -87,7 +90,10 @@ def _answers(
         with open_channel(address, max_message_bytes=_MAX_INFO_BYTES) as channel:
             stub: Any = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
             info = stub.GetInfo(verifier_pb2.VerifierServiceGetInfoRequest(), timeout=_INFO_TIMEOUT_S)
-        return answers[1:], info
+        with open_channel(socket_address(server.run_dir, "scheduler"), max_message_bytes=_MAX_INFO_BYTES) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
+            served = stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
+        return answers[1:], info, served
 
 
 def _speed(answers: list[Answer]) -> float:

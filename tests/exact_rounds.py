@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_service.audit import audited_windows
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy, commit_cut
 
 VOCAB_SIZE = 3
@@ -49,6 +50,8 @@ class Call(NamedTuple):
     confidences: tuple[tuple[float, ...], ...]
     limits: tuple[int, ...]
     contexts: tuple[int, ...]
+    audits: tuple[bool, ...]
+    """Rows verified whole, whatever their confidences."""
 
 
 class State(NamedTuple):
@@ -85,6 +88,12 @@ class World:
     num_rounds: int = 2
     forbidden_cut: int | None = 1
     """Drafts verified from a row's first draft on that the target cannot emit: 1 is the rule, 0 is wrong, None: all."""
+    is_audit: Callable[[int, int], bool] = lambda row, round_: False
+    """Whether a row is audited, by row and rounds before."""
+    odds: Callable[[int, State], float] = lambda row, state: 1.0
+    """What the odds of a row's confidences are multiplied by, by history: recalibration."""
+    audits_the_sure: bool = False
+    """Wrong: a row is audited if its last confidence is high."""
     reuses_noise: bool = False
     """Wrong: a position drafted again gets the noise it had. The draft distribution must not depend on the drafts."""
     _windows: dict[tuple[Call, ...], list[tuple[int, int]]] = field(default_factory=dict)
@@ -93,7 +102,7 @@ class World:
         """Verify and commit lengths of the drafted rows of the last call, by a policy that saw all calls."""
         if calls not in self._windows:
             policy = self.make_policy()
-            results = [policy.windows(self._batch(call)) for call in calls]
+            results = [audited_windows(policy, self._batch(call), call.audits) for call in calls]
             self._windows[calls] = list(zip(results[-1].verify_lens, results[-1].commit_lens, strict=True))
         return self._windows[calls]
 
@@ -211,11 +220,15 @@ def _round(world: World, state: State, needed: Sequence[int] | None) -> Iterator
         return memo[key]
 
     for blocks in product(*(world.blocks(row, state) for row in drafted)):
+        audits = [world.is_audit(row, len(state.calls)) for row in drafted]
+        if world.audits_the_sure:
+            audits = [confidences[-1] > 0.5 for _, confidences, _ in blocks]
         call = Call(
             tuple(drafted),
-            tuple(confidences for _, confidences, _ in blocks),
+            tuple(_corrected(block[1], world.odds(row, state)) for row, block in zip(drafted, blocks, strict=True)),
             tuple(limits[row] for row in drafted),
             tuple(len(state.texts[row]) for row in drafted),
+            tuple(audits),
         )
         calls = (*state.calls, call) if drafted else state.calls
         windows = dict(zip(drafted, world.windows(calls), strict=True)) if drafted else {}
@@ -236,6 +249,10 @@ def _round(world: World, state: State, needed: Sequence[int] | None) -> Iterator
                 probability *= each
             texts = tuple(text + tokens for text, (tokens, _) in zip(state.texts, emitted, strict=True))
             yield State(texts, calls if needed is None else (), drawn if needed is None else ()), probability
+
+
+def _corrected(confidences: tuple[float, ...], odds: float) -> tuple[float, ...]:
+    return confidences if odds == 1.0 else tuple(c * odds / (1.0 - c + c * odds) for c in confidences)
 
 
 def target_distribution(world: World) -> Outputs:
@@ -260,7 +277,7 @@ class Tables:
     denominator: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("target", "draft", "confidence", "limit_draw"):
+        for name in ("target", "draft", "confidence", "limit_draw", "odds"):
             object.__setattr__(self, name, cache(getattr(self, name)))
 
     def target(self, row: int, text: Text) -> Distribution:
@@ -279,6 +296,17 @@ class Tables:
         """A number in [0, 1) that depends on the row's history, and on nothing later."""
         history = (state.texts[row], [(call.rows, call.confidences) for call in state.calls])
         return random.Random(f"{self.seed} limit {row} {history}").random()
+
+    def is_audit(self, row: int, round_: int) -> bool:
+        """Every third, on average: by row and round alone."""
+        return random.Random(f"{self.seed} audit {row} {round_}").random() < 0.33
+
+    def odds(self, row: int, state: State) -> float:
+        """Depends on the row's history, and on nothing later; 1 in the first round."""
+        if not state.calls:
+            return 1.0
+        history = (state.texts[row], [(call.rows, call.confidences) for call in state.calls])
+        return random.Random(f"{self.seed} odds {row} {history}").choice((0.2, 1.0, 3.0))
 
     def _distribution(self, draws: random.Random, max_support: int) -> Distribution:
         tokens = draws.sample(range(VOCAB_SIZE), min(max_support, draws.choice((1, 2, 3, 3))))

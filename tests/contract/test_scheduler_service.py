@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from dspark.v1 import drafter_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, verifier_pb2_grpc
+from dspark.v1 import drafter_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2, verifier_pb2_grpc
 from fakes.executors import FakeDrafter, FakeVerifier, StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 from grpc_health.v1 import health_pb2
@@ -113,6 +113,20 @@ def test_model_info_and_load(address: str) -> None:
         assert load.num_free_pages == load.num_pages > 0
         assert load.verifier_model_ns == 5 * 1000
         assert load.step_ns > load.step_call_ns > 0
+
+
+def test_calibration_is_told(address: str) -> None:
+    with running("static", fake_pair(confidence=0.5, quality=1.0)) as rig, _served(address, rig) as stub:
+        assert stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest(), timeout=5).calibration == "by a toy"
+        list(stub.Generate(_request("a", [1, 2, 3], max_tokens=30), timeout=10))
+        rig.wait_until_idle()
+        load = stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=5)
+    errors = load.calibration_errors
+    assert [(each.regime, each.position) for each in errors] == [(types_pb2.REGIME_GREEDY, k) for k in range(1, 6)]
+    assert errors[0].num_observed == load.num_drafted_steps > 0
+    assert 0.3 < errors[0].ece <= 0.5 < 1 - 0.5**5 - 0.2 < errors[4].ece
+    assert errors[0].correction > 0
+    assert (load.num_audited_rounds, load.num_audit_drafts) == (0, 0)
 
 
 def test_errors_are_statuses_that_name_the_field(address: str) -> None:

@@ -265,6 +265,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             num_target_layers=self.num_target_layers,
             page_bytes=self.page_bytes,
             page_size=self.page_size,
+            calibration="by a toy",
         )
 
     def Attach(self, request: Any, context: Any) -> Any:

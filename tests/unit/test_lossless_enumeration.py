@@ -1,9 +1,10 @@
 """Lossless by enumeration: what the policies commit is distributed exactly as the target, in rational arithmetic.
 
 Every path of two or three rounds is followed (a trimmed position is drawn again in the next), with arbitrary targets,
-drafters, confidences and costs, a guard that decides by history whether and how far a row is drafted, and tokens that a
-grammar forbids. Rules known to be wrong must fail the same comparison. (In blocks of one draft no confidence has seen a
-draft of its own round, so nearly every rule is lossless there.)
+drafters, confidences and costs, a guard that decides by history whether and how far a row is drafted, audited rows,
+confidences corrected by history, and tokens that a grammar forbids. Rules known to be wrong must fail the same
+comparison. (In blocks of one draft no confidence has seen a draft of its own round, so nearly every rule is lossless
+there.)
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ def _world(
         make_policy=lambda: make_policy(costs),
         limit=limit,
         horizon=horizon,
+        is_audit=tables.is_audit if options.pop("has_audits", False) else lambda row, round_: False,
+        odds=tables.odds if options.pop("recalibrates", False) else lambda row, state: 1.0,
         **options,
     )
 
@@ -193,6 +196,8 @@ def worlds(draw: st.DrawFn, num_rows: tuple[int, ...], block_sizes: tuple[int, .
         context_ns=draw(st.sampled_from((0.0, 0.3))),
         row_weights=draw(st.sampled_from(((), (1.0, 2.5)[:rows]))),
         max_budget=draw(st.one_of(st.none(), st.integers(0, max_tokens))),
+        has_audits=draw(st.booleans()),
+        recalibrates=draw(st.booleans()),
         num_rounds=draw(st.sampled_from((2, 3))) if rows == 1 else 2,
     )
 
@@ -248,6 +253,14 @@ def _num_caught(worlds_of_seed: Callable[[int], World]) -> int:
 )
 def test_a_rule_that_looks_behind_a_draft_is_caught(mutant: MakePolicy, token_ns: tuple[float, ...]) -> None:
     assert _num_caught(lambda seed: _jumping_world(seed, mutant, token_ns)) > 0
+
+
+def test_audits_chosen_by_confidence_are_caught() -> None:
+    def world(seed: int, **options: Any) -> World:
+        return _jumping_world(seed, CausalPolicy, **options)
+
+    assert _num_caught(lambda seed: world(seed, audits_the_sure=True)) > 0
+    assert _num_caught(lambda seed: world(seed, has_audits=True, recalibrates=True)) == 0
 
 
 def test_dropping_a_whole_row_for_a_bad_confidence_is_caught() -> None:
