@@ -59,8 +59,9 @@ class BenchOptions:
     max_tokens: int
     temperature: float
     seed: int | None
-    repeats: int | None = None
-    """Groups of each class (mixed: in all) at each concurrency; None: as many as give every prompt once."""
+    repeats: tuple[int, ...] = ()
+    """Groups of each class (mixed: in all) at each concurrency, or at all of them alike; empty: as many as give every
+    prompt once."""
     is_mixed: bool = False
     """Whether groups hold prompts of all classes."""
     kv_memory: str | None = None
@@ -71,6 +72,20 @@ class BenchOptions:
     png_out: Path | None = None
     peer: str | None = None
     in_process: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError if repeats do not fit the concurrencies."""
+        if len(self.repeats) not in (0, 1, len(self.concurrencies)):
+            raise ConfigurationError(
+                f"{len(self.repeats)} repeats for {len(self.concurrencies)} concurrencies: give one, or one for each",
+                field="--repeats",
+            )
+
+    def num_groups(self, concurrency: int) -> int | None:
+        """Groups of each class at a concurrency; None: as many as give every prompt once."""
+        if len(self.repeats) < 2:
+            return self.repeats[0] if self.repeats else None
+        return self.repeats[self.concurrencies.index(concurrency)]
 
     @property
     def is_reproducible(self) -> bool:
@@ -131,7 +146,7 @@ def run_bench(options: BenchOptions, model: str | None, drafter: str | None) -> 
 def require_full_groups(options: BenchOptions, prompts: Sequence[Prompt]) -> None:
     """Without repeats no prompt comes twice: raises ConfigurationError if a class (of mixed traffic: all prompts) has
     fewer than are to run at once."""
-    if options.repeats is not None:
+    if options.repeats:
         return
     sizes = Counter(ALL if options.is_mixed else prompt.prompt_class for prompt in prompts)
     name, size = min(sizes.items(), key=lambda item: item[1])
@@ -186,7 +201,8 @@ def _run_all(
     results: list[GroupResult] = []
     with Progress(console=console, transient=True) as progress:
         for concurrency in options.concurrencies:
-            groups = make_groups(prompts, concurrency, is_mixed=options.is_mixed, repeats=options.repeats)
+            repeats = options.num_groups(concurrency)
+            groups = make_groups(prompts, concurrency, is_mixed=options.is_mixed, repeats=repeats)
             started = time.perf_counter()
             task = progress.add_task(f"concurrency {concurrency}", total=len(groups))
             for index, group in enumerate(groups):

@@ -16,6 +16,8 @@ from launcher.client import Answer
 
 Row = dict[str, Any]
 CAP_ACCEPT = "cap-accept"
+_LEAST_DRAFTED = 0.02
+"""Share of rounds below which nothing that drafting costs can be told from noise."""
 
 
 class Drafting(NamedTuple):
@@ -209,8 +211,9 @@ def _step_columns(own: _Sample, base: _Sample) -> Row:
     if counters["predicted_gain_ns"] or counters["measured_gain_ns"]:  # only the guard predicts
         row["predicted_speedup"] = 1.0 + counters["predicted_gain_ns"] / step_ns
         row["ledger_speedup"] = 1.0 + counters["measured_gain_ns"] / step_ns
-    levers = find_levers(round_, plain) if plain is not None and own.drafting.num_drafted else []
-    row["lever"] = levers[0].words if levers else "nothing drafted"
+    drafts = own.drafting.num_drafted_rounds >= _LEAST_DRAFTED * own.drafting.num_rounds
+    levers = find_levers(round_, plain) if plain is not None and drafts else []
+    row["lever"] = levers[0].words if levers else "drafts hardly or not"
     row |= {f"loss_{lever.name.replace(' ', '_')}": lever.loss for lever in levers}
     return row
 

@@ -165,7 +165,7 @@ def test_servers_that_never_draft_commit_a_token_a_step() -> None:
     result = _result("off", PROMPTS[0], [1] * 11, 2.0)
     result.answers[0].speculation = None
     (row,) = make_rows([result], "off")
-    assert (row["accepted_length"], row["verify_length"]) == (1.0, 0.0)
+    assert (row["accepted_length"], row["verify_length"], row["lever"]) == (1.0, 0.0, "drafts hardly or not")
     assert "acceptance_rate" not in row
 
 
@@ -235,4 +235,11 @@ def test_fewer_prompts_than_run_at_once_are_refused_unless_they_may_come_again()
     require_full_groups(_options(is_mixed=True), PROMPTS)
     with pytest.raises(ConfigurationError, match="all has 3 prompts, so 4"):
         require_full_groups(_options(is_mixed=True, concurrencies=(4,)), PROMPTS)
-    require_full_groups(_options(concurrencies=(64,), repeats=2), PROMPTS)
+    require_full_groups(_options(concurrencies=(64,), repeats=(2,)), PROMPTS)
+
+
+def test_repeats_are_for_all_concurrencies_or_one_each() -> None:
+    assert [_options(repeats=(9, 3)).num_groups(concurrency) for concurrency in (1, 2)] == [9, 3]
+    assert [_options(repeats=(4,)).num_groups(2), _options().num_groups(2)] == [4, None]
+    with pytest.raises(ConfigurationError, match="3 repeats for 2 concurrencies"):
+        _options(repeats=(1, 2, 3))
