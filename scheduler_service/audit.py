@@ -14,29 +14,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
-from kernels.philox import Purpose, uniforms
 from scheduler_service.policy import DraftedBatch, VerifyPolicy, Windows
 from scheduler_service.policy.survival import usable_lens
 
-_DRAWS = 64
-"""Rounds whose draws are made together."""
-
 
 def is_audited(request_id: str, choice: int, round_: int, share: float) -> bool:
-    """Whether a row's round is audited, for a share of rounds in [0, 1]."""
-    return share > 0 and bool(_draws(request_id, choice, round_ // _DRAWS)[round_ % _DRAWS] < share)
+    """Whether a row's round is audited, for a share of rounds in [0, 1].
 
-
-@lru_cache(maxsize=4096)
-def _draws(request_id: str, choice: int, block: int) -> npt.NDArray[np.float64]:
-    # Not the sampling key: greedy requests have none, and their audits must not fall on the same rounds.
-    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-    return uniforms(int.from_bytes(digest, "little"), Purpose.AUDIT, choice, block, _DRAWS)
+    By a hash of the request's id, not by its sampling key: greedy requests have none, and seeds are the client's.
+    """
+    if not share:
+        return False
+    digest = hashlib.blake2b(f"{request_id} {choice} {round_}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
 
 
 def audited_windows(policy: VerifyPolicy, batch: DraftedBatch, is_audit: Sequence[bool]) -> Windows:

@@ -24,16 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.sampling import Regime
-from scheduler_service.step_record import RowRound, StepObserver, StepRecord
+from scheduler_service.step_record import StepObserver, StepRecord
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 
 NUM_BINS = 15
 """Of survivals, of equal width on [0, 1]: as in `dspark calibrate`."""
 _MEMORY = 0.9995
 """Weight that counts keep from round to round: some 2,000 rounds count."""
-_PRIOR = 25.0
-"""Information that stands for "no correction": that of a hundred even bets."""
+_DAMPING = 25.0
+"""Information that is added to what rounds brought, so that the first ones move little: that of a hundred even bets."""
 _MAX_SHIFT = 2.0
 """Largest correction, in logits: beyond it, the file is for another drafter."""
 
@@ -60,60 +61,70 @@ class CalibrationMonitor(StepObserver):
         confidences are changed, or only judged."""
         self._observes_all, self._corrects = observes_all, corrects
         shape = (max(Regime) + 1, block_size)
-        self._shifts, self._information = np.zeros(shape), np.full(shape, _PRIOR)
+        self._shifts, self._information = np.zeros(shape), np.full(shape, _DAMPING)
         self._odds = np.ones(shape)
         """exp(shift), or 1 if nothing is corrected."""
         self._counts = np.zeros((*shape, NUM_BINS))
         self._predicted, self._accepted = np.zeros_like(self._counts), np.zeros_like(self._counts)
 
-    def corrected(self, confidences: npt.NDArray[np.float32], regimes: Sequence[Regime]) -> npt.NDArray[np.float32]:
+    def corrected(
+        self, confidences: npt.NDArray[np.float32], regimes: Sequence[Regime] | Ints
+    ) -> npt.NDArray[np.float32]:
         """[rows, drafts] confidences with the regime's correction; what is no probability stays none."""
-        odds = self._odds[list(regimes), : confidences.shape[1]]
+        odds = self._odds[np.asarray(regimes), : confidences.shape[1]]
         with np.errstate(divide="ignore", invalid="ignore"):
             scaled = confidences * odds
             corrected: npt.NDArray[np.float32] = (scaled / (1.0 - confidences + scaled)).astype(np.float32)
         return corrected
 
     def observe(self, record: StepRecord) -> None:
-        """See `StepObserver`."""
-        for each in record.rounds:
-            if each.draft_ids and (each.is_audit or self._observes_all):
-                self._add(each)
-
-    def _add(self, each: RowRound) -> None:
-        regime, num_observed = each.sequence.sampling.regime, each.verify_len
-        if not num_observed:
+        """See `StepObserver`. All rows at once: in modes that verify whole blocks every row counts in every step."""
+        given = [each for each in record.rounds if each.verify_len and (each.is_audit or self._observes_all)]
+        if not given:
             return
-        own = each.confidences[:num_observed]
-        current = self.corrected(own[None], [regime])[0].astype(np.float64)
-        survival = np.cumprod(current)
-        positions = np.arange(num_observed)
-        bins = np.minimum((survival * NUM_BINS).astype(np.intp), NUM_BINS - 1)
-        for table, values in (
-            (self._counts, np.ones(num_observed)),
-            (self._predicted, survival),
-            (self._accepted, positions < each.num_accepted),
-        ):
-            table[regime, :num_observed] *= _MEMORY
-            table[regime, positions, bins] += values
+        confidences = np.full((len(given), self._shifts.shape[1]), np.nan, np.float32)
+        for row, each in zip(confidences, given, strict=True):
+            row[: each.verify_len] = each.confidences[: each.verify_len]
+        regimes = np.array([each.sequence.sampling.regime for each in given])
+        accepted = np.array([each.num_accepted for each in given])
+        corrected = self.corrected(confidences, regimes).astype(np.float64)
+        self._judge(regimes, corrected, accepted)
         if self._corrects:
-            self._learn(regime, own[: each.num_accepted + 1].astype(np.float64), each.num_accepted)
+            self._learn(regimes, corrected, accepted)
 
-    def _learn(self, regime: Regime, reached: Floats, num_accepted: int) -> None:
-        """One Newton step of the logistic likelihood in each shift, over what was seen so far: positions that were
-        reached, i.e. all accepted ones and the first that was not. Its gain falls as 1 / rounds and ends at the
-        memory's, so single rounds move little."""
-        count = reached.size
-        reached = np.clip(reached, 1e-6, 1 - 1e-6)
-        odds = reached / (1 - reached) * np.exp(self._shifts[regime, :count])
-        expected = odds / (1 + odds)
-        self._information[regime, :count] = (
-            _PRIOR + (self._information[regime, :count] - _PRIOR) * _MEMORY + expected * (1 - expected)
-        )
-        surprise = (np.arange(count) < num_accepted) - expected
-        shifts = self._shifts[regime, :count] + surprise / self._information[regime, :count]
-        self._shifts[regime, :count] = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
-        self._odds[regime, :count] = np.exp(self._shifts[regime, :count])
+    def _judge(self, regimes: Ints, confidences: Floats, num_accepted: Ints) -> None:
+        survival = np.cumprod(confidences, axis=1)
+        rows, positions = np.nonzero(~np.isnan(survival))
+        predicted, cells = survival[rows, positions], (regimes[rows], positions)
+        self._fade(cells, self._counts, self._predicted, self._accepted)
+        bins = (*cells, np.minimum((predicted * NUM_BINS).astype(np.intp), NUM_BINS - 1))
+        np.add.at(self._counts, bins, 1.0)
+        np.add.at(self._predicted, bins, predicted)
+        np.add.at(self._accepted, bins, positions < num_accepted[rows])
+
+    def _learn(self, regimes: Ints, confidences: Floats, num_accepted: Ints) -> None:
+        """One Newton step of the logistic likelihood in each shift, from what was seen so far, over positions that were
+        reached: all accepted ones and the first that was not. Its gain falls as 1 / rounds down to the memory's, so
+        that a round moves little. Certainties teach nothing: no shift moves them."""
+        is_reached = np.arange(confidences.shape[1]) <= num_accepted[:, None]
+        rows, positions = np.nonzero(is_reached & (confidences > 0) & (confidences < 1))
+        expected, cells = confidences[rows, positions], (regimes[rows], positions)
+        surprises = np.zeros_like(self._shifts)
+        np.add.at(surprises, cells, (positions < num_accepted[rows]) - expected)
+        self._information -= _DAMPING
+        self._fade(cells, self._information)
+        np.add.at(self._information, cells, expected * (1.0 - expected))
+        self._information += _DAMPING
+        self._shifts = np.clip(self._shifts + surprises / self._information, -_MAX_SHIFT, _MAX_SHIFT)
+        self._odds = np.exp(self._shifts)
+
+    def _fade(self, cells: tuple[Ints, Ints], *tables: Floats) -> None:
+        """For every round that comes in at a regime and position."""
+        num_new = np.zeros_like(self._shifts)
+        np.add.at(num_new, cells, 1.0)
+        kept = _MEMORY**num_new
+        for table in tables:
+            table *= kept.reshape(*kept.shape, *[1] * (table.ndim - kept.ndim))
 
     def errors(self) -> list[CalibrationError]:
         """Of every regime and position that was observed."""
