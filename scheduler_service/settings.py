@@ -32,9 +32,11 @@ class SchedulerSettings(BaseSettings):
     """off: plain decoding, the drafter is never called. compact: drafts verified where that pays, none drafted where it
     does not. For comparison: static verifies whole blocks, fixed `fixed_window` drafts of each, threshold up to the
     first confidence below `confidence_threshold`; cap-accept verifies whole blocks and commits what compact would."""
-    lossless_rule: Literal["causal", "lagged"] = "causal"
+    lossless_rule: Literal["adaptive", "causal", "lagged"] = "adaptive"
     """How compact chooses lengths without looking at what they decide about. causal: drafts in the order of their
-    survival until one more does not pay. lagged: the number of drafts from older confidences."""
+    survival until one more does not pay. lagged: the number of drafts from older confidences. adaptive: causal, but
+    lagged in steps where older confidences show that stopping early would leave cheaper tokens behind a jump of the
+    costs."""
     budget_lag: int = Field(1, ge=1)
     """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
     fixed_window: int = Field(1, ge=1)

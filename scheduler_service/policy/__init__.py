@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from scheduler_service.policy.adaptive import AdaptivePolicy
 from scheduler_service.policy.base import DraftedBatch, StepCosts, StepWork, VerifyPolicy, Windows
 from scheduler_service.policy.cap_accept import CapAcceptPolicy, CommitCut, commit_cut
 from scheduler_service.policy.causal import CausalPolicy
@@ -33,7 +34,7 @@ __all__ = [
 class PolicyOptions:
     """What the modes can be told. Raises ConfigurationError for a value that no mode can use."""
 
-    rule: Literal["causal", "lagged"] = "causal"
+    rule: Literal["adaptive", "causal", "lagged"] = "adaptive"
     """The lossless rule of `compact` and `cap-accept`."""
     budget_lag: int = 1
     """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
@@ -43,8 +44,8 @@ class PolicyOptions:
     """Smallest confidence verified in `threshold`."""
 
     def __post_init__(self) -> None:
-        if self.rule not in ("causal", "lagged"):
-            raise ConfigurationError(f"rule {self.rule!r} is not known: use causal or lagged")
+        if self.rule not in ("adaptive", "causal", "lagged"):
+            raise ConfigurationError(f"rule {self.rule!r} is not known: use adaptive, causal or lagged")
         if self.budget_lag < 1:
             raise ConfigurationError(
                 f"budget_lag {self.budget_lag} would set a step's budget by the drafts it is spent on, which changes "
@@ -88,4 +89,7 @@ def create_policy(
 def _scheduled(verify_mode: str, costs: StepCosts | None, options: PolicyOptions) -> VerifyPolicy:
     if costs is None:
         raise ConfigurationError(f"verify_mode {verify_mode} needs measured costs: use static or off without them")
-    return CausalPolicy(costs) if options.rule == "causal" else LaggedPolicy(costs, options.budget_lag)
+    if options.rule == "causal":
+        return CausalPolicy(costs)
+    kind = LaggedPolicy if options.rule == "lagged" else AdaptivePolicy
+    return kind(costs, options.budget_lag)

@@ -89,6 +89,10 @@ class DraftedBatch:
         """What the step is worth if no draft survives: a token of each emitting row."""
         return self.num_emitting + sum(self.row_weights) - len(self.row_weights)
 
+    def within_budget(self, count: int) -> int:
+        """Drafts to admit of `count`."""
+        return count if self.max_budget is None else min(count, self.max_budget)
+
     def contexts_of(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
         """Context read by a draft of each given row."""
         return np.asarray(self.contexts, np.float64)[rows] if self.contexts else np.zeros(rows.size)

@@ -29,7 +29,7 @@ class CausalPolicy(VerifyPolicy):
         rows, gains = admission_order(survival * batch.weights[:, None])
         step_ns = self._costs.total_ns(batch.work, batch.contexts_of(rows))
         count = num_until_drop(throughput(gains, batch.plain_gain, step_ns))
-        return lens_of(rows[: count if batch.max_budget is None else min(count, batch.max_budget)], survival.shape[0])
+        return lens_of(rows[: batch.within_budget(count)], survival.shape[0])
 
 
 def num_until_drop(theta: npt.NDArray[np.float64]) -> int:

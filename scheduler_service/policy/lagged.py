@@ -34,31 +34,42 @@ class LaggedPolicy(VerifyPolicy):
 
     def __init__(self, costs: StepCosts, budget_lag: int = 1) -> None:
         """`budget_lag`: at least 1; 2 when steps are chained without waiting for the host."""
-        self._costs, self._lag = costs, budget_lag
-        self._steps: deque[_Step] = deque(maxlen=budget_lag - 1 + _LOOK_BACK)
-        self._mean = _MeanConfidence()
+        self._costs, self._older = costs, OlderConfidences(budget_lag)
 
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.intp]:
         """The drafts of highest survival, as many as the budget allows."""
-        budget = self._budget(batch)
+        budget = int(np.argmax(older_throughput(self._costs, self._older, batch)))
+        self._older.add(batch)
+        rows, _ = admission_order(survival * batch.weights[:, None])
+        return lens_of(rows[: batch.within_budget(budget)], survival.shape[0])
+
+
+def older_throughput(costs: StepCosts, older: OlderConfidences, batch: DraftedBatch) -> npt.NDArray[np.float64]:
+    """Θ with the first 0, 1 … n drafts admitted, as older confidences have it: known before this step's drafts."""
+    confidences = older.of(batch)
+    survival = survivals(confidences, usable_lens(confidences, batch.max_drafts).lens)
+    rows, gains = admission_order(survival * batch.weights[:, None])
+    return throughput(gains, batch.plain_gain, costs.total_ns(batch.work, batch.contexts_of(rows)))
+
+
+class OlderConfidences:
+    """Blocks of the last steps, and the running mean for rows that have none."""
+
+    def __init__(self, lag: int) -> None:
+        """`lag`: steps until a block may be looked at, at least 1."""
+        self._lag = lag
+        self._steps: deque[_Step] = deque(maxlen=lag - 1 + _LOOK_BACK)
+        self._mean = _MeanConfidence()
+
+    def add(self, batch: DraftedBatch) -> None:
+        """Takes in a step, once everything that it may not decide has been decided."""
         self._steps.append(_Step({key: row for row, key in enumerate(batch.row_keys)}, batch.confidences))
         if len(self._steps) >= self._lag:
             self._mean.add(self._steps[-self._lag].confidences)  # old enough when the next step is chosen
-        rows, _ = admission_order(survival * batch.weights[:, None])
-        return lens_of(rows[:budget], survival.shape[0])
 
-    def _budget(self, batch: DraftedBatch) -> int:
-        """K, from what was known before this step's drafts."""
-        older = self._older_confidences(batch)
-        survival = survivals(older, usable_lens(older, batch.max_drafts).lens)
-        rows, gains = admission_order(survival * batch.weights[:, None])
-        step_ns = self._costs.total_ns(batch.work, batch.contexts_of(rows))
-        budget = int(np.argmax(throughput(gains, batch.plain_gain, step_ns)))
-        return budget if batch.max_budget is None else min(budget, batch.max_budget)
-
-    def _older_confidences(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
+    def of(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
         """[drafted rows, drafts] of each row's newest block that is old enough, else the running mean."""
         num_rows, num_drafts = batch.confidences.shape
         older = np.tile(self._mean.of(num_drafts), (num_rows, 1))

@@ -32,9 +32,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.policy import DraftedBatch, StepCosts, VerifyPolicy, Windows
+from scheduler_service.policy.adaptive import AdaptivePolicy
 from scheduler_service.policy.cap_accept import CapAcceptPolicy
 from scheduler_service.policy.causal import CausalPolicy
-from scheduler_service.policy.lagged import LaggedPolicy
+from scheduler_service.policy.lagged import LaggedPolicy, OlderConfidences
 from scheduler_service.policy.static import StaticPolicy
 from scheduler_service.policy.survival import admission_order, lens_of, throughput
 from scheduler_service.policy.threshold import ThresholdPolicy
@@ -45,6 +46,8 @@ LEGAL: dict[str, MakePolicy] = {
     "causal": CausalPolicy,
     "lagged": LaggedPolicy,
     "lagged by 2": lambda costs: LaggedPolicy(costs, budget_lag=2),
+    "adaptive": AdaptivePolicy,
+    "adaptive by 2": lambda costs: AdaptivePolicy(costs, budget_lag=2),
     "cap-accept causal": lambda costs: CapAcceptPolicy(CausalPolicy(costs)),
     "cap-accept lagged": lambda costs: CapAcceptPolicy(LaggedPolicy(costs)),
     "static": lambda costs: StaticPolicy(),
@@ -82,7 +85,21 @@ class WholeOrTrimmed(GlobalSearch):
 class NoLag(LaggedPolicy):
     """Wrong: the budget from the drafts it is spent on."""
 
-    def _older_confidences(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
+    def __init__(self, costs: StepCosts) -> None:
+        super().__init__(costs)
+        self._older = _NotOlder(1)
+
+
+class AdaptiveOnCurrent(AdaptivePolicy):
+    """Wrong: the rule chosen by the drafts it decides about."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        super().__init__(costs)
+        self._older = _NotOlder(1)
+
+
+class _NotOlder(OlderConfidences):
+    def of(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
         return batch.confidences
 
 
@@ -129,7 +146,7 @@ def _appendix_a(make_policy: MakePolicy, num_rounds: int, horizon: int) -> World
 
 @pytest.mark.parametrize("num_rounds", [1, 2])
 def test_appendix_a(num_rounds: int) -> None:
-    for rule in (CausalPolicy, LaggedPolicy):
+    for rule in (CausalPolicy, LaggedPolicy, AdaptivePolicy):
         outputs = output_distribution(_appendix_a(rule, num_rounds, horizon=1))
         assert outputs == {((0,),): Fraction(7, 10), ((1,),): Fraction(3, 10)}
         world = _appendix_a(rule, num_rounds, horizon=3)
@@ -248,6 +265,7 @@ def _num_caught(worlds_of_seed: Callable[[int], World]) -> int:
         (GlobalSearch, _JUMP_NS),
         (WholeOrTrimmed, _JUMP_NS),
         (NoLag, _JUMP_NS),
+        (AdaptiveOnCurrent, _JUMP_NS),
         (ConfidenceBehind, _SLOPE_NS),
     ],
 )

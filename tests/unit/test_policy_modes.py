@@ -8,8 +8,8 @@ from exact_rounds import FreeCosts
 
 from scheduler_service.cost_model import CostModel
 from scheduler_service.policy import DraftedBatch, PolicyOptions, VerifyPolicy, commit_cut, create_policy
+from scheduler_service.policy.adaptive import AdaptivePolicy
 from scheduler_service.policy.cap_accept import CapAcceptPolicy
-from scheduler_service.policy.causal import CausalPolicy
 from scheduler_service.policy.lagged import LaggedPolicy
 from scheduler_service.policy.static import StaticPolicy
 from scheduler_service.policy.threshold import ThresholdPolicy
@@ -76,7 +76,7 @@ def test_commit_cut(num_accepted: int, token_ids: list[int], commit_len: int, ex
 
 def test_modes() -> None:
     costs = FreeCosts((1.0,) * 20)
-    kinds = {"static": StaticPolicy, "fixed": StaticPolicy, "threshold": ThresholdPolicy, "compact": CausalPolicy}
+    kinds = {"static": StaticPolicy, "fixed": StaticPolicy, "threshold": ThresholdPolicy, "compact": AdaptivePolicy}
     for mode, kind in {**kinds, "cap-accept": CapAcceptPolicy}.items():
         assert type(create_policy(mode, costs)) is kind
     assert create_policy("off", None) is None
@@ -103,7 +103,7 @@ def test_a_schedule_needs_costs(mode: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "global"}, "use causal or lagged"),
+        ({"rule": "global"}, "use adaptive, causal or lagged"),
         ({"budget_lag": 0}, "budget_lag 0 .* use 1"),
         ({"fixed_window": -1}, "fixed_window -1"),
         ({"threshold": 1.5}, "threshold 1.5"),
