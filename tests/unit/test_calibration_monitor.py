@@ -12,6 +12,7 @@ from fakes.executors import fake_pair
 from fakes.rig import running
 
 from kernels.sampling import Regime, SlotSampling
+from scheduler_service import planner
 from scheduler_service.audit import audited_windows, is_audited
 from scheduler_service.calibration_monitor import CalibrationError, CalibrationMonitor
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy, trims_by_confidence
@@ -268,3 +269,25 @@ def test_the_engine_judges_whole_blocks_and_corrects(recalibrate: bool) -> None:
     assert errors[1].num_observed > 10
     assert (errors[1].correction > 0) == recalibrate  # everything is accepted, half of it was expected
     assert errors[1].error == pytest.approx(0.5, abs=0.2 if recalibrate else 1e-6)
+
+
+@pytest.mark.parametrize("recalibrate", [True, False])
+def test_the_policy_sees_corrected_confidences(recalibrate: bool) -> None:
+    """All drafts are accepted, half of it is believed: too little for the threshold until audits have shown better."""
+    drafter = fake_pair(confidence=0.5, quality=1.0)
+    settings: Any = {"confidence_threshold": 0.6, "audit_share": 0.5, "recalibrate": recalibrate}
+    with running("threshold", drafter, **settings) as rig:
+        for k in range(1, 13):
+            rig.submit([1, 2, k], 50, request_id=f"r{k}").wait()
+        load = rig.scheduler.load()
+    assert load.ledger.num_audited_rounds > 50
+    assert (load.ledger.num_verified > load.ledger.num_audit_drafts) == recalibrate
+
+
+def test_no_audits_where_a_latency_target_bounds_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: Any = {"confidence_threshold": 0.9, "audit_share": 1.0}
+    for budget, has_audits in ((None, True), (20, False)):
+        monkeypatch.setattr(planner, "_cap", lambda *given, budget=budget: (given[-1], budget))
+        with running("threshold", fake_pair(confidence=0.5), **settings) as rig:
+            rig.submit([1, 2, 3], 20).wait()
+            assert bool(rig.scheduler.load().ledger.num_audited_rounds) == has_audits
