@@ -9,6 +9,7 @@ from service_kit.errors import ConfigurationError
 _AGAIN = "again"
 _PREFIX = "DSPARK_SCHEDULER_"
 _VARIANTS = {
+    "causal": ("LOSSLESS_RULE", "causal"),
     "lagged": ("LOSSLESS_RULE", "lagged"),
     "fixed-blocks": ("ELASTIC_BLOCKS", "false"),
     "no-guard": ("GUARD", "false"),
@@ -41,7 +42,7 @@ class ModeSpec:
 def parse_modes(text: str) -> tuple[ModeSpec, ...]:
     """Modes of a comma-separated list: `off`, `static`, `fixed:2`, `threshold:0.5`, `compact`, `cap-accept`.
 
-    The last two may be followed by `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, and every mode by
+    The last two may be followed by `:causal`, `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, and every mode by
     `:again` for a second server of it. Raises ConfigurationError naming the part that is wrong.
     """
     specs = [_parse(part.strip()) for part in text.split(",")]
