@@ -42,8 +42,8 @@ class ModeSpec:
 def parse_modes(text: str) -> tuple[ModeSpec, ...]:
     """Modes of a comma-separated list: `off`, `static`, `fixed:2`, `threshold:0.5`, `compact`, `cap-accept`.
 
-    The last two may be followed by `:causal`, `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, and every mode by
-    `:again` for a second server of it. Raises ConfigurationError naming the part that is wrong.
+    The last two may be followed by `:causal`, `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, and every
+    mode by `:again` for a second server of it. Raises ConfigurationError naming the part that is wrong.
     """
     specs = [_parse(part.strip()) for part in text.split(",")]
     names = [spec.name for spec in specs]

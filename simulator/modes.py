@@ -50,9 +50,9 @@ MODES = {
         _mode("static", "static"),
         _mode("threshold", "threshold"),
         _mode("compact", "compact", guard=True),
+        _mode("compact-causal", "compact", guard=True, rule="causal"),
         _mode("compact-lagged", "compact", guard=True, rule="lagged"),
         _mode("compact-whole", "compact", guard=True, elastic=False),
-        _mode("compact-lagged-whole", "compact", guard=True, elastic=False, rule="lagged"),
         _mode("compact-no-guard", "compact"),
     )
 }

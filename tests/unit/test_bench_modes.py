@@ -43,7 +43,7 @@ def test_every_mode_starts_with_settings_that_exist(monkeypatch: pytest.MonkeyPa
         ("fixed:0", "needs a number"),
         ("threshold:2", "needs a number, e.g. threshold:0.5"),
         ("static:lagged", "static may be followed by again, not by 'lagged'"),
-        ("compact:fast", "may be followed by lagged, fixed-blocks, no-guard, again, not by 'fast'"),
+        ("compact:fast", "may be followed by causal, lagged, fixed-blocks, no-guard, again, not by 'fast'"),
         ("off,off", "off is given twice: name a second server of it off:again"),
         ("static,off:again", "off:again has nothing to compare with: add off"),
         ("off,off:again:again", "one server too many: use off:again"),
