@@ -33,14 +33,14 @@ def plot_calibration(regimes: Mapping[str, RegimePlot], title: str, path: Path) 
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=65)
     pyplot.close(figure)
 
 
 def _plot_reliability(axes: Any, positions: Sequence[Bins], title: str) -> None:
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for position, bins in enumerate(positions, 1):
-        shown = bins.counts >= 30  # fewer rounds say nothing
+        shown = bins.counts >= 50  # fewer rounds say nothing
         axes.plot(
             bins.predicted[shown],
             bins.observed[shown],
