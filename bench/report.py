@@ -86,7 +86,7 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
     console.print(
         _table(
             "accepted: tokens a row commits a step; verified, drafted: drafts a row and step (of drafted ones alone); "
-            "use: accepted length over whole blocks'; times: ms a step; predicted, ledger: speed-ups",
+            "use: accepted length over whole blocks'; rows: decoding; times: ms a step; predicted, ledger: speed-ups",
             [
                 *_NAMES,
                 ("accepted", _number("accepted_length", 2)),
@@ -94,6 +94,7 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
                 ("drafted", _with_drafted("drafted_length")),
                 ("rate", _number("acceptance_rate", 2)),
                 ("use", _number("utilisation", 2)),
+                ("rows", _number("rows", 1)),
                 ("step", _number("step_ms", 1)),
                 ("draft", _number("draft_ms", 1)),
                 ("verify", _number("verify_ms", 1)),

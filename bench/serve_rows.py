@@ -195,6 +195,7 @@ def _step_columns(own: _Sample, base: _Sample) -> Row:
         "decode_speedup": paired_ratio(own.decode_speeds, base.decode_speeds).median
         if all(base.decode_speeds)
         else None,
+        "rows": counters["num_decode_committed"] / counters["num_decode_steps"] / round_.accepted_len,
         "step_ms": round_.total_ms,
         "draft_ms": round_.draft_ms,
         "verify_ms": round_.verify_ms,

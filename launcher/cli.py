@@ -248,8 +248,8 @@ def bench_serve(
     modes: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: off, static, fixed:2, threshold:0.5, compact and cap-accept (with :lagged, "
-            ":fixed-blocks, :no-guard). Any of them with :again: a second server of it, which shows the noise. "
+            help="Comma-separated: off, static, fixed:2, threshold:0.5, compact and cap-accept (with :causal, "
+            ":lagged, :fixed-blocks, :no-guard). Any of them with :again: a second server of it, which shows the noise. "
             "Ratios are to the first."
         ),
     ] = "off,static,compact",

@@ -135,6 +135,7 @@ def test_rows_pair_each_group_with_the_baseline() -> None:
     assert static["acceptance_rate"] == 0.25
     assert (static["step_ms"], static["draft_ms"], static["verify_ms"], static["other_ms"]) == (8.0, 2.0, 5.0, 1.0)
     assert static["token_ms"] == pytest.approx(8 / 1.5)
+    assert static["rows"] == pytest.approx(8 / 5 / 1.5)
     assert (static["decode_tokens_per_second"], static["decode_speedup"]) == (200.0, 1.0)
     assert static["outside_models_share"] == pytest.approx(0.2)
     assert (static["predicted_speedup"], static["ledger_speedup"]) == (1.2, 0.9)
