@@ -48,6 +48,8 @@ _PROBE_HORIZON = 8
 """Steps within which a probe's loss must come back if the rows are as good as they are hoped to be."""
 _PROBE_PAUSE = 4
 """Steps until rows are looked at again when none was worth a probe."""
+_MAX_PROBE_PAUSE = 64
+"""Steps between probes that led to nothing, at most: the pause doubles with each."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Guard(DraftGate):
         """Time that may still be lost, in plain steps."""
         self._is_drafting = False
         self._num_steps = self._no_probe_before = 0
+        self._pause = 1
         self._until_audit = self._audit_interval = _FIRST_AUDIT
         self._audit_left = _AUDIT_STEPS
         """Plain steps to come that are measured, before anything was drafted to begin with."""
@@ -213,6 +216,11 @@ class Guard(DraftGate):
             else:
                 history.is_paying = False
         self._is_drafting = len(decision.probes) < len(decision.rows)
+        if self._is_drafting:
+            self._pause = 1
+        elif decision.probes:
+            self._pause = min(2 * self._pause, _MAX_PROBE_PAUSE)
+            self._no_probe_before = self._num_steps + self._pause
 
     def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:
         """See `DraftGate`."""
