@@ -95,7 +95,9 @@ def run_calibrate(
     }
     write_calibration(out, options.plot or out.with_suffix(".png"), reports, about, pair.served_name)
     console.print(table_of(reports))
-    console.print(f"{out} written; the next dspark serve uses it", style="bold green", soft_wrap=True)
+    is_found = out == pair.drafter / FILE_NAME
+    how = "the next dspark serve uses it" if is_found else f"to use it, serve with {SETTING} set to it"
+    console.print(f"{out} written; {how}", style="bold green", soft_wrap=True)
 
 
 def write_calibration(
@@ -110,9 +112,10 @@ def write_calibration(
 
 
 def table_of(reports: dict[str, RegimeReport]) -> Table:
-    """Calibration error by regime and position, in per cent."""
+    """Calibration error by regime and position, in per cent. "T only" is the published scaling, "chance" what a perfect
+    prediction would have on as many rounds."""
     table = Table(title="expected calibration error of survivals on held-out prompts, %")
-    for heading in ("regime", "position", "rounds", "before", "temperature only", "after", "of chance", "T", "shift"):
+    for heading in ("regime", "draft", "rounds", "before", "T only", "after", "chance", "T", "shift"):
         table.add_column(heading, justify="left" if heading == "regime" else "right")
     for regime, report in reports.items():
         columns = (report.before, report.temperatures_only, report.after)

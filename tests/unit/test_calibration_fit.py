@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafter_harness import TARGET, VANILLA_DRAFTER
 
 from drafter_service.calibration import parse_calibration
 from kernels.sampling import Regime
-from launcher.calibrate import CalibrateOptions, run_calibrate, table_of, write_calibration
+from launcher.calibrate import CalibrateOptions, _split, run_calibrate, table_of, write_calibration
 from launcher.models import ModelPair
 from launcher.settings import LauncherSettings
 from service_kit.errors import ConfigurationError
@@ -176,6 +177,21 @@ def test_too_few_rounds_are_refused() -> None:
         fit_regimes({name: each for name, each in rounds.items() if name != "coupled"}, rounds)
     with pytest.raises(ConfigurationError, match="20 greedy rounds are too few"):
         fit_regimes(rounds, {**rounds, "greedy": rounds_of(TRUE, 20, 11)})
+
+
+def test_prompts_given_to_judge_are_not_fitted() -> None:
+    fitted, judged = _split(rounds_of(TRUE, 400, 12), 15)
+    assert set(fitted.requests) == set(range(15))
+    assert set(judged.requests) == set(range(15, 20))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    pair = ModelPair(TARGET, "target", VANILLA_DRAFTER, "")
+    options = CalibrateOptions([tmp_path], out=tmp_path / "missing" / "calibration.json")
+    with pytest.raises(
+        ConfigurationError, match="missing cannot be written: give --out, and serve with DSPARK_DRAFTER"
+    ):
+        run_calibrate(options, pair, CommonSettings(), LauncherSettings())
 
 
 def test_there_must_be_a_drafter(tmp_path: Path) -> None:
