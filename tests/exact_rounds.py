@@ -86,6 +86,8 @@ class World:
     row_weights: tuple[float, ...] = ()
     max_budget: int | None = None
     num_rounds: int = 2
+    is_elastic: bool = False
+    """Whether a round's blocks are only as long as its largest limit: the guard's choice of slots."""
     forbidden_cut: int | None = 1
     """Drafts verified from a row's first draft on that the target cannot emit: 1 is the rule, 0 is wrong, None: all."""
     is_audit: Callable[[int, int], bool] = lambda row, round_: False
@@ -118,11 +120,11 @@ class World:
             max_budget=self.max_budget,
         )
 
-    def blocks(self, row: int, state: State) -> list[tuple[Text, tuple[float, ...], Fraction]]:
-        """Every block the drafter may draw for a row: drafts, their confidences, probability."""
+    def blocks(self, row: int, state: State, num_slots: int) -> list[tuple[Text, tuple[float, ...], Fraction]]:
+        """Every block of `num_slots` drafts that may be drawn for a row: drafts, their confidences, probability."""
         text = state.texts[row]
         partial: list[tuple[Text, tuple[float, ...], Fraction]] = [((), (), Fraction(1))]
-        for k in range(self.block_size):
+        for k in range(num_slots):
             noise = state.drawn[row].get(len(text) + k) if state.drawn else None
             partial = [
                 ((*drafts, token), (*confidences, self.confidence(row, text, drafts)), probability * chance)
@@ -208,6 +210,7 @@ def _round(world: World, state: State, needed: Sequence[int] | None) -> Iterator
     """The states that a round leads to. `needed`: in the last round, the tokens of each row still to be compared."""
     limits = [world.limit(row, state) for row in range(world.num_rows)]
     drafted = [row for row, limit in enumerate(limits) if limit]
+    num_slots = max(limits) if world.is_elastic else world.block_size
     memo: dict[tuple[int, Text, tuple[int, int]], list[tuple[Text, Fraction]]] = {}
 
     def emissions(row: int, drafts: Text, window: tuple[int, int]) -> list[tuple[Text, Fraction]]:
@@ -219,7 +222,7 @@ def _round(world: World, state: State, needed: Sequence[int] | None) -> Iterator
             memo[key] = list(merged.items())
         return memo[key]
 
-    for blocks in product(*(world.blocks(row, state) for row in drafted)):
+    for blocks in product(*(world.blocks(row, state, num_slots) for row in drafted)):
         audits = [world.is_audit(row, len(state.calls)) for row in drafted]
         if world.audits_the_sure:
             audits = [confidences[-1] > 0.5 for _, confidences, _ in blocks]
