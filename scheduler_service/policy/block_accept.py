@@ -20,8 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 Row = TypeVar("Row", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class BlockRound:
+class BlockRound(NamedTuple):
     """One round of one row."""
 
     position: int

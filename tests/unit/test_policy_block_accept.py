@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +86,7 @@ def test_what_is_not_known_of_a_rejection_row_stays_open() -> None:
     then = BlockRound(8, [], 0, 0, [2], (), first.target_prob)
     assert _interval(first, then) == pytest.approx(Interval(1.5, 1.5 + 2 * 0.5, 1, 1))
     for draft_prob in (0.0, math.nan):
-        assert _interval(replace(first, draft_probs=(draft_prob, 0.5, 0.4))) == Interval(1.0, 4.0, 1, 1)
+        assert _interval(first._replace(draft_probs=(draft_prob, 0.5, 0.4))) == Interval(1.0, 4.0, 1, 1)
 
 
 def test_a_row_wants_probabilities_where_its_text_may_still_agree() -> None:
