@@ -384,6 +384,17 @@ def bench_timeline(context: typer.Context) -> None:
 
 
 @bench_app.command(
+    "scheduler", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_scheduler(context: typer.Context) -> None:
+    """What a step costs outside the executors, over executors that answer at once; options go to bench/scheduler.py."""
+    with _errors_in_words():
+        from bench.scheduler import main
+
+        main(context.args)
+
+
+@bench_app.command(
     "peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench_peers(context: typer.Context) -> None:

@@ -257,10 +257,9 @@ class Request:
 
     def num_until_stop(self, token_ids: list[int]) -> int:
         """Tokens up to the first that ends an answer, that one included; all of them if none does."""
-        for index, token_id in enumerate(token_ids):
-            if token_id in self.stop_token_ids:
-                return index + 1
-        return len(token_ids)
+        if self.stop_token_ids.isdisjoint(token_ids):  # nearly always
+            return len(token_ids)
+        return next(index for index, token_id in enumerate(token_ids, 1) if token_id in self.stop_token_ids)
 
     def summary(self, speculation_off_reason: str, gate_off_reason: str = "") -> Summary:
         """The end of the request.

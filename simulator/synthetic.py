@@ -66,14 +66,12 @@ class SyntheticPopulation(Population):
         """[classes] logits that give the accepted lengths, found by bisection on one fixed sample."""
         dice = np.random.default_rng(0)
         noise = self.noise(dice, _REQUEST_SPREAD * dice.standard_normal(_NUM_TUNING_ROUNDS))
-        level: Floats = np.zeros(len(self.accepted_lens))
-        low, high = level - 12, level + 12
-        for _ in range(40):
-            level[:] = (low + high) / 2
+        wanted = list(self.accepted_lens.values())
+        level: Floats = np.zeros(len(wanted))
+        for halving in range(40):
             rates = _sigmoid(level[:, None, None] + noise)
-            length = 1 + np.cumprod(rates, axis=2).sum(axis=2).mean(axis=1)
-            is_short = length < list(self.accepted_lens.values())
-            low, high = np.where(is_short, level, low), np.where(is_short, high, level)
+            lens = 1 + np.cumprod(rates, axis=2).sum(axis=2).mean(axis=1)
+            level += np.where(lens < wanted, 6.0, -6.0) / 2**halving
         return level
 
     def noise(self, dice: np.random.Generator, request_levels: Floats) -> Floats:

@@ -1,0 +1,155 @@
+"""`dspark bench scheduler`: what a step costs outside the executors, on the step's critical path.
+
+The real step engine, planner, guard, policy, bookkeeping and messages (protobuf included) run over executors that
+answer at once. It is the CPU time of the step thread; what making up the answers takes is left out, and so are the
+sockets' own system calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import itertools
+import pstats
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from dspark.v1 import drafter_pb2, verifier_pb2
+from rich.console import Console
+
+from bench.scheduler_fakes import InstantDrafter, InstantTransport, InstantVerifier
+from kernels.sampling import Regime
+from scheduler_service.admission import Limits, accept_request
+from scheduler_service.batch import Batch
+from scheduler_service.commit import Committer
+from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.draft_gate import Candidate, DraftDecision, StepShape
+from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.guard import Guard
+from scheduler_service.ledger import Ledger
+from scheduler_service.policy import create_policy
+from scheduler_service.request import GenerateSpec, SamplingOptions
+from scheduler_service.step import StepEngine
+from scheduler_service.step_trace import StepTrace
+from simulator.cost_table import CostTable, load_table
+
+_BLOCK = 7
+_CONTEXT, _ANSWER = 4096, 2048
+
+
+class _AlwaysDrafting(Guard):
+    """Decides as the guard does, then drafts every row all the same: the dearest step there is."""
+
+    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+        """All rows, whole blocks."""
+        super().decide(shape, candidates)
+        return DraftDecision(list(range(len(candidates))), _BLOCK if candidates else 0)
+
+
+class StepTimesMs(NamedTuple):
+    """Of one kind of step."""
+
+    kind: str
+    num_rows: int
+    p10: float
+    """Least disturbed by others on the machine."""
+    p50: float
+
+
+class SchedulerBench:
+    """A batch of `num_rows` requests that decode, and the engine that runs its steps."""
+
+    def __init__(self, num_rows: int, table: CostTable, regime: Regime, *, is_drafting: bool) -> None:
+        limits = Limits(
+            max_num_seqs=num_rows,
+            max_model_len=_CONTEXT,
+            max_batch_tokens=num_rows * (_BLOCK + 1),
+            num_pages=num_rows * _CONTEXT // 16,
+            page_size=16,
+            vocab_size=49_152,
+            eos_token_ids=frozenset({0}),
+            block_size=_BLOCK,
+            feature_ring_rows=256,
+        )
+        self.batch, ledger, step_ids = Batch(limits, "isolated"), Ledger(), itertools.count(1)
+        blocks = sorted({*table.model.block_draft_ns, _BLOCK})
+        gate = _AlwaysDrafting if is_drafting else Guard
+        self.batch.draft_gate = gate(table.model, blocks)
+        self._committer = Committer(self.batch, ledger, "", lambda request: None)
+        self._verifier = InstantTransport(InstantVerifier(1), verifier_pb2.StepResponse)
+        self._drafter = InstantTransport(InstantDrafter(2), drafter_pb2.DraftResponse)
+        costs = OnlineCosts(table.model)
+        self._engine = StepEngine(
+            self.batch,
+            self._committer,
+            ledger,
+            VerifierClient(self._verifier, 1.0),
+            DrafterClient(self._drafter, 1.0),
+            create_policy("compact", costs),
+            step_ids,
+            self._deliver,
+            chain_plain_steps=True,
+            trace=StepTrace(None),
+            costs=costs,
+        )
+        dice = np.random.default_rng(3)
+        for index in range(num_rows):
+            prompt = dice.integers(10, 40_000, int(dice.integers(20, 200))).tolist()
+            temperature = 0.0 if regime is Regime.GREEDY else 1.0
+            options = SamplingOptions(temperature, seed=index if regime is Regime.COUPLED else None)
+            spec = GenerateSpec(f"r{index}", prompt, options, _ANSWER, ignore_eos=True)
+            self.batch.enqueue(accept_request(spec, limits, lambda event: None))
+        while any(not sequence.num_tokens for sequence in self.batch.running) or not self.batch.running:
+            list(self.batch.admit())
+            self._engine.run()
+
+    def _deliver(self) -> None:
+        deliveries, self._committer.outbox = self._committer.outbox, []
+        for sink, event in deliveries:
+            sink(event)
+
+    def step_ns(self) -> int:
+        """Time of one step, its executors' left out."""
+        before = self._verifier.own_ns + self._drafter.own_ns
+        started = time.thread_time_ns()
+        self._engine.run()
+        elapsed = time.thread_time_ns() - started
+        return elapsed - (self._verifier.own_ns + self._drafter.own_ns - before)
+
+
+def measure(num_rows: int, table: CostTable, regime: Regime, num_steps: int, *, is_drafting: bool) -> StepTimesMs:
+    """Steps of one kind."""
+    bench = SchedulerBench(num_rows, table, regime, is_drafting=is_drafting)
+    times = np.array([bench.step_ns() for _ in range(num_steps)]) / 1e6
+    kind = f"{'drafted' if is_drafting else 'plain'}, {regime.name.lower()}"
+    return StepTimesMs(kind, num_rows, float(np.percentile(times, 10)), float(np.percentile(times, 50)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a row for each kind of step and number of rows."""
+    parser = argparse.ArgumentParser(prog="dspark bench scheduler")
+    parser.add_argument("--rows", default="1,32,256", help="comma-separated")
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--table", default="cpu", help="costs to decide by: cpu, gpu-like or a file of dspark profile")
+    parser.add_argument("--profile", action="store_true", help="print where the time of drafted steps goes")
+    options = parser.parse_args(arguments)
+    table = load_table(options.table)
+    console = Console(highlight=False)
+    for num_rows in map(int, options.rows.split(",")):
+        for regime, is_drafting in ((Regime.GREEDY, False), (Regime.GREEDY, True), (Regime.REJECTION, True)):
+            row = measure(num_rows, table, regime, options.steps, is_drafting=is_drafting)
+            console.print(f"{row.num_rows:5d} rows, {row.kind:20} p10 {row.p10:6.2f} ms, p50 {row.p50:6.2f} ms of CPU")
+        if options.profile:
+            bench = SchedulerBench(num_rows, table, Regime.GREEDY, is_drafting=True)
+            profiler = cProfile.Profile(time.thread_time)
+            profiler.enable()
+            for _ in range(options.steps):
+                bench.step_ns()
+            profiler.disable()
+            pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()
