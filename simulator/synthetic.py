@@ -78,7 +78,7 @@ class SyntheticPopulation(Population):
         """[rows, block] logits of a round of each row without the class's level."""
         shape = (request_levels.size, self.block_size)
         spread = _ROUND_SPREAD * dice.standard_normal((shape[0], 1)) + _DRAFT_SPREAD * dice.standard_normal(shape)
-        fall: Floats = _FALL * np.arange(self.block_size)
+        fall = _FALL * np.arange(self.block_size, dtype=np.float64)
         logits: Floats = request_levels[:, None] + spread - fall
         return logits
 
