@@ -44,15 +44,15 @@ class RowOutcome(NamedTuple):
 class AskedToken(NamedTuple):
     """A token of which the target probability is wanted."""
 
-    index: int
+    row: int
     """Of the target row that judges or follows the drafts, from 0."""
     token_id: int
 
 
-def answer_asks(asked: Sequence[AskedToken], index: int, probs: npt.NDArray[np.float64], answers: list[float]) -> None:
-    """Fills in what is asked about target row `index`, whose distribution is `probs` [V]."""
+def answer_asks(asked: Sequence[AskedToken], row: int, probs: npt.NDArray[np.float64], answers: list[float]) -> None:
+    """Fills in what is asked about target row `row`, whose distribution is `probs` [V]."""
     for place, ask in enumerate(asked):
-        if ask.index == index:
+        if ask.row == row:
             answers[place] = float(probs[ask.token_id])
 
 

@@ -209,6 +209,6 @@ def test_cpu_equals_reference(vocab_size: int, regime: Regime) -> None:
         assert outcome.asked_probs == pytest.approx(expected.asked_probs, abs=1e-12, nan_ok=True)
         probs = target_probs(logits, sampling)
         for ask, answer in zip(asked, outcome.asked_probs, strict=True):
-            is_emitted = regime == Regime.REJECTION and ask.index <= outcome.accepted_len
-            truth = float(probs[ask.index, ask.token_id]) if is_emitted else np.nan
+            is_emitted = regime == Regime.REJECTION and ask.row <= outcome.accepted_len
+            truth = float(probs[ask.row, ask.token_id]) if is_emitted else np.nan
             assert answer == pytest.approx(truth, abs=1e-12, nan_ok=True)

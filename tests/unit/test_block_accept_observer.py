@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from fakes.executors import FakeDrafter, FakeVerifier, Ring, _hash, reference_text
+from fakes.executors import FakeDrafter, FakeVerifier, Ring, StepGate, _hash, reference_text
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service import startup
@@ -51,10 +52,10 @@ def _cap_accept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trimmed_rounds_of_whole_texts_tell_what_whole_blocks_were_worth(
     regime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running("threshold", _pair()) as rig:
+    with running("threshold", _pair(), audit_share=0.0) as rig:
         trimmed = _generate(rig, SAMPLINGS[regime])
     _cap_accept(monkeypatch)
-    with running("threshold", _pair()) as rig:
+    with running("threshold", _pair(), audit_share=0.0) as rig:
         whole = _generate(rig, SAMPLINGS[regime])
     assert trimmed.num_verified < whole.num_verified
     truth = whole.num_uncut_accepted + whole.num_blocks
@@ -69,7 +70,7 @@ def test_trimmed_rounds_of_whole_texts_tell_what_whole_blocks_were_worth(
 def test_drafts_behind_a_stop_token_count_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = frozenset(reference_text(PROMPTS[0], 12, GREEDY)[9:11])
     _cap_accept(monkeypatch)
-    with running("threshold", _pair()) as rig:
+    with running("threshold", _pair(), audit_share=0.0) as rig:
         ledger = _generate(rig, SAMPLINGS["greedy"], stop_token_ids=stops)
     assert ledger.num_committed < NUM_TOKENS * len(PROMPTS)
     assert ledger.block_accept_low == ledger.block_accept_high == ledger.num_uncut_accepted + ledger.num_blocks
@@ -78,7 +79,7 @@ def test_drafts_behind_a_stop_token_count_nowhere(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("chain_plain_steps", [False, True])
 def test_only_rejection_rows_ask_and_all_they_need_is_answered(chain_plain_steps: bool) -> None:
     verifier, drafter = _pair()
-    with running("threshold", (verifier, drafter), chain_plain_steps=chain_plain_steps) as rig:
+    with running("threshold", (verifier, drafter), chain_plain_steps=chain_plain_steps, audit_share=0.0) as rig:
         streams = [
             rig.submit(prompt, NUM_TOKENS, sampling=sampling) for sampling in SAMPLINGS.values() for prompt in PROMPTS
         ]
@@ -109,11 +110,18 @@ def test_without_drafts_there_is_nothing_to_know() -> None:
 
 
 def test_an_aborted_text_leaves_its_blocks_open() -> None:
-    with running("threshold", _pair()) as rig:
-        stream = rig.submit(PROMPTS[0], NUM_TOKENS)
-        stream.first_chunk.wait(20)
-        assert stream.request is not None
-        rig.scheduler.abort(stream.request.request_id)
-        stream.wait()
-        ledger = _generate(rig, SAMPLINGS["greedy"])  # the steps that follow notice
-    assert ledger.block_accept_low < ledger.block_accept_high
+    num_open = []
+    for num_steps in range(2, 7):
+        with running("threshold", _pair(), audit_share=0.0) as rig:
+            rig.verifier.gate = StepGate(num_steps)
+            stream = rig.submit(PROMPTS[0], NUM_TOKENS)
+            assert stream.request is not None
+            while len(rig.verifier.calls) < num_steps:
+                time.sleep(0.001)
+            rig.scheduler.abort(stream.request.request_id)
+            rig.verifier.gate.open()
+            stream.wait()
+            ledger = _generate(rig, SAMPLINGS["greedy"])  # the steps that follow notice
+        assert (ledger.block_accept_low < ledger.block_accept_high) == (ledger.num_open_blocks > 0)
+        num_open.append(ledger.num_open_blocks)
+    assert 0 < sum(num_open) < 3 * len(num_open)
