@@ -80,7 +80,8 @@ def _recorded(table: CostTable, population: TracePopulation, console: Console) -
 def _print(rows: Sequence[Row], console: Console) -> None:
     console.print(
         f"{'mode':>22} {'rows':>5} {'tokens/s':>10} {'of one':>8} {'a round':>8} {'budget':>7} {'drafted':>8} "
-        f"{'/ off':>7} {'/ best':>7}"
+        f"{'/ off':>7} {'/ best':>7}",
+        soft_wrap=True,
     )
     for row in rows:
         console.print(
@@ -88,4 +89,5 @@ def _print(rows: Sequence[Row], console: Console) -> None:
             f"{row.tokens_round:8.2f} {row.budget:7.2f} {row.drafted_len:8.2f} {row.gain_off:7.3f} "
             f"{row.gain_best:7.3f}",
             highlight=False,
+            soft_wrap=True,
         )
