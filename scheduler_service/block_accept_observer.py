@@ -30,7 +30,8 @@ class BlockAcceptObserver(StepObserver):
         drafts at the positions that the step may emit, rejection rows only.
 
         A chained step is asked before the token ahead of it is known; if that is another one than the draft, the answer
-        is not used.
+        is not used. Right behind a step that drafted a block and verified none of it, that block is not known here yet:
+        it stays open.
         """
         asks = []
         for index, row in enumerate(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fakes.executors import FakeDrafter, FakeVerifier, Ring, StepGate, _hash, re
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service import startup
+from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, OpenGate, StepShape
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy.cap_accept import CapAcceptPolicy
 from scheduler_service.policy.threshold import ThresholdPolicy
@@ -93,6 +95,30 @@ def test_only_rejection_rows_ask_and_all_they_need_is_answered(chain_plain_steps
     assert ledger.num_uncut_accepted + ledger.num_blocks < ledger.block_accept_low
     # The toys are certain: without an answer a block would stay open.
     assert (ledger.num_open_blocks, ledger.block_accept_high) == (0, ledger.block_accept_low)
+
+
+class AtTimes(OpenGate):
+    """Drafts at half of all context lengths."""
+
+    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+        is_drafting = bool(candidates) and candidates[0].context_len % 10 < 5
+        return super().decide(shape, candidates) if is_drafting else NOTHING
+
+
+def test_chained_steps_are_asked_too() -> None:
+    with running("threshold", _pair(), audit_share=0.0) as rig:
+        rig.scheduler._batch.draft_gate = AtTimes(5)
+        for prompt in PROMPTS:
+            rig.submit(prompt, NUM_TOKENS, sampling=SAMPLINGS["rejection"]).wait()
+        rig.wait_until_idle()
+        ledger = rig.scheduler.load().ledger
+    assert any(call.prob_rows and any(call.row_chained) for call in rig.verifier.calls)
+    assert ledger.num_uncut_accepted + ledger.num_blocks < ledger.block_accept_low
+    unverified = sum(  # then the next step may be sent before anybody knows of the block
+        len(step.prob_rows) > 0 and not any(step.row_num_drafts) and not any(step.row_chained)
+        for step in rig.verifier.calls
+    )
+    assert ledger.num_open_blocks <= unverified
 
 
 def test_blocks_verified_whole_are_known() -> None:
