@@ -265,7 +265,7 @@ class StepEngine:
             sequence = row.sequence
             is_round, num_before = row.emits and sequence.num_tokens > 0, len(sequence.tokens)
             self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
-            if is_round:
+            if is_round and sequence.finish_reason is not FinishReason.ERROR:  # else its commit has failed
                 block = row.block or _NO_BLOCK
                 rounds.append(
                     RowRound(
