@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from kernels.sampling import Regime
 from scheduler_service.executor_types import TargetProbAsk
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow
 from scheduler_service.policy.block_accept import BlockAcceptEstimator, BlockRound
 from scheduler_service.request import Sequence
+from scheduler_service.step_plan import PlannedRow
 from scheduler_service.step_record import RowRound, StepObserver, StepRecord
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from scheduler_service.batch import Batch
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow
 from scheduler_service.policy import commit_cut
 from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
+from scheduler_service.step_plan import PlannedRow
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,10 @@ from scheduler_service.draft_gate import DraftedRound
 from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import DraftedBlock, PlannedRow, StepPlan, plan_chained, plan_step, step_shape
+from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
 from scheduler_service.request import FinishReason
+from scheduler_service.step_plan import DraftedBlock, PlannedRow, StepPlan, step_shape
 from scheduler_service.step_record import RowRound, StepObserver, StepRecord
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata

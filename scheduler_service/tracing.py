@@ -11,7 +11,7 @@ from opentelemetry import trace
 from service_kit import telemetry
 
 if TYPE_CHECKING:
-    from scheduler_service.planner import PlannedRow
+    from scheduler_service.step_plan import PlannedRow
     from scheduler_service.transport import Metadata
 
 

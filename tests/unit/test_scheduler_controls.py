@@ -12,8 +12,8 @@ from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
 from scheduler_service.ledger import Ledger
-from scheduler_service.planner import PlannedRow
 from scheduler_service.request import Event, GenerateSpec, Request, SamplingOptions, TokenChunk
+from scheduler_service.step_plan import PlannedRow
 
 LIMITS = Limits(4, 64, 32, 100, 4, 50, frozenset({0}), 5, 32)
 

@@ -7,10 +7,11 @@ import pytest
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
-from scheduler_service.planner import PlannedRow, plan_chained, plan_step
+from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.prefill_limit import PrefillCosts, PrefillLimit
 from scheduler_service.request import GenerateSpec, Sequence
 from scheduler_service.slot_updates import SlotUpdates
+from scheduler_service.step_plan import PlannedRow
 
 
 def _batch(**limits: int) -> Batch:

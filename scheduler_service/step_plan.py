@@ -1,0 +1,82 @@
+"""What a step runs: its rows, their drafts, and how far features are ingested first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.token_scores import TokenScore
+from scheduler_service.draft_gate import NOTHING, DraftDecision, StepShape
+from scheduler_service.request import Sequence
+
+
+class DraftedBlock(NamedTuple):
+    """A row's drafts, as far as its limit allows to verify them."""
+
+    draft_ids: list[int]
+    confidences: npt.NDArray[np.float32]
+    """[drafts]: as the drafter gave them."""
+    draft_probs: npt.NDArray[np.float32]
+    """[drafts]: probability with which each was sampled; NaN where the row does not sample."""
+
+
+@dataclass
+class PlannedRow:
+    """One row of the step: `num_tokens` tokens from position `start`, then up to `max_drafts` drafts."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    emits: bool
+    is_chained: bool = False
+    """Whether the row's one token is the one that the step in flight emits for the sequence."""
+    max_drafts: int = 0
+    drafts: list[int] = field(default_factory=list)
+    """Drafts to verify; filled in between planning and the verifier's call."""
+    is_audit: bool = False
+    """Whether the whole block is verified for its own sake, whatever the confidences (see `audit`)."""
+    commit_len: int = 0
+    """Most of them that may be committed."""
+    block: DraftedBlock | None = None
+    """The whole block; None until it is drafted."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """Of the tokens that the verifier emitted, where the request asks for them."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of the prompt tokens from position `start` + 1 on."""
+
+    @property
+    def num_context(self) -> int:
+        """Positions of context that its tokens read together, drafts left out."""
+        return self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the row still goes on where its sequence stands. The result of a chained step's row is void if the
+        step before it ended the sequence or failed the row."""
+        return self.sequence.finish_reason is None and self.sequence.computed == self.start
+
+
+@dataclass
+class StepPlan:
+    """The rows of a step, and how far each slot's features must be ingested first."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    ingests: list[Sequence] = field(default_factory=list)
+    """Sequences whose computed positions the drafter ingests first."""
+    num_ingested: int = 0
+    """Positions of theirs."""
+    decision: DraftDecision = NOTHING
+    max_budget: int | None = None
+    """Most drafts verified, by latency targets; None: no bound."""
+    drafted: list[PlannedRow] = field(default_factory=list)
+    """Rows that are drafted: those of `decision`, in its order, for which there is room."""
+
+
+def step_shape(decoding: list[PlannedRow], num_prefill: int) -> StepShape:
+    """The step as the draft gate sees it, with `num_prefill` prefill tokens beside the decode rows."""
+    context = float(sum(row.num_context for row in decoding))
+    num_rows = len(decoding)
+    return StepShape(num_rows + bool(num_prefill), num_rows + num_prefill, context, num_rows, context)
