@@ -20,15 +20,15 @@ from scheduler_service.block_accept_observer import BlockAcceptObserver
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
-from scheduler_service.draft_gate import DraftedRound
 from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import plan_chained, plan_step
-from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
+from scheduler_service.policy import DraftedBatch, VerifyPolicy
 from scheduler_service.request import FinishReason
-from scheduler_service.step_plan import DraftedBlock, PlannedRow, StepPlan, step_shape
-from scheduler_service.step_record import RowRound, StepObserver, StepRecord
+from scheduler_service.step_learning import StepLearning, StepTime
+from scheduler_service.step_plan import DraftedBlock, PlannedRow, StepPlan
+from scheduler_service.step_record import RowRound, StepObserver
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
 
@@ -78,9 +78,10 @@ class StepEngine:
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
         self._calibration = calibration
         self._step_ids, self._flush = step_ids, flush
-        self._chain_plain_steps, self._trace, self._costs = chain_plain_steps, trace, costs
+        self._chain_plain_steps, self._trace = chain_plain_steps, trace
         self._block_accept = BlockAcceptObserver(ledger) if drafter is not None else None
-        self._observers = (*observers, *([self._block_accept] if self._block_accept else []))
+        everybody = (*observers, *([self._block_accept] if self._block_accept else []))
+        self._learning = StepLearning(batch, ledger, costs, everybody, chain_plain_steps=chain_plain_steps)
         self._in_flight: _SentStep | None = None
         self._ended_ns = 0
         """When the last step's result had been committed."""
@@ -242,7 +243,13 @@ class StepEngine:
         rounds = self._commit(step, result)
         ledger.num_steps += 1
         ended_ns = perf_counter_ns()
-        self._observe(step, rounds, ended_ns - self._ended_ns, received_ns - called_ns)
+        self._learning.observe(
+            step.plan,
+            step.step_id,
+            rounds,
+            StepTime(ended_ns - self._ended_ns, step.draft_ns, received_ns - called_ns),
+            is_chained=step.is_chained,
+        )
         ledger.step_ns += ended_ns - self._ended_ns
         self._ended_ns = ended_ns
         own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
@@ -282,54 +289,6 @@ class StepEngine:
                     )
                 )
         return rounds
-
-    def _observe(self, step: _SentStep, rounds: list[RowRound], elapsed_ns: int, call_ns: int) -> None:
-        """Tells everybody who learns from it what the step brought and how long it took."""
-        plan, gate = step.plan, self._batch.draft_gate
-        decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
-        num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
-        if not num_prefill:
-            ledger = self._ledger
-            ledger.num_decode_steps += 1
-            ledger.num_decode_committed += sum(len(each.committed_ids) for each in rounds)
-            ledger.decode_step_ns += elapsed_ns
-            ledger.decode_draft_call_ns += step.draft_ns
-            ledger.decode_step_call_ns += call_ns
-        shape = step_shape(decoding, num_prefill)
-        is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
-        ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)
-        if plan.drafted:
-            self._ledger.num_drafted_steps += 1
-            self._ledger.predicted_gain_ns += round(plan.decision.gain_ns)
-            drafted = [
-                DraftedRound(
-                    each.sequence.history,
-                    len(each.draft_ids),
-                    each.verify_len,
-                    min(each.num_accepted, each.commit_len),
-                )
-                for each in rounds
-                if each.draft_ids
-            ]
-            self._ledger.measured_gain_ns += round(
-                gate.observe_drafted(shape, plan.decision, drafted, elapsed_ns, is_steady=ingests_little)
-            )
-        else:
-            gate.observe_plain(shape, elapsed_ns, is_steady=is_steady)
-        num_verified = sum(len(row.drafts) for row in plan.rows)
-        read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
-        work = StepWork(
-            len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
-        )
-        if self._costs is not None and not num_prefill and (plan.drafted or is_steady):
-            self._costs.observe(
-                work, step_ns=elapsed_ns - step.draft_ns, draft_ns=step.draft_ns if ingests_little else 0
-            )
-            self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
-        if self._observers:
-            record = StepRecord(step.step_id, work, num_prefill, elapsed_ns, step.draft_ns, rounds)
-            for observer in self._observers:
-                observer.observe(record)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

@@ -12,7 +12,7 @@ from fakes.executors import fake_pair
 from fakes.rig import running
 
 from kernels.sampling import Regime, SlotSampling
-from scheduler_service import planner
+from scheduler_service import draft_planner
 from scheduler_service.audit import audited_windows, is_audited
 from scheduler_service.calibration_monitor import CalibrationError, CalibrationMonitor
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy, trims_by_confidence
@@ -287,7 +287,7 @@ def test_the_policy_sees_corrected_confidences(recalibrate: bool) -> None:
 def test_no_audits_where_a_latency_target_bounds_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: Any = {"confidence_threshold": 0.9, "audit_share": 1.0}
     for budget, has_audits in ((None, True), (20, False)):
-        monkeypatch.setattr(planner, "_cap", lambda *given, budget=budget: (given[-1], budget))
+        monkeypatch.setattr(draft_planner, "_cap", lambda *given, budget=budget: (given[-1], budget))
         with running("threshold", fake_pair(confidence=0.5), **settings) as rig:
             rig.submit([1, 2, 3], 20).wait()
             assert bool(rig.scheduler.load().ledger.num_audited_rounds) == has_audits

@@ -1,0 +1,94 @@
+"""What a step that has ended tells the draft gate, the cost model, the ledger and the observers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scheduler_service.batch import Batch
+from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.draft_gate import DraftedRound, StepShape
+from scheduler_service.ledger import Ledger
+from scheduler_service.policy import StepWork
+from scheduler_service.step_plan import StepPlan, step_shape
+from scheduler_service.step_record import RowRound, StepObserver, StepRecord
+
+
+class StepTime(NamedTuple):
+    """Wall time, in nanoseconds."""
+
+    whole_ns: int
+    draft_ns: int
+    """Of the Draft call."""
+    call_ns: int
+    """Of the Step call."""
+
+
+class StepLearning:
+    """Used by the step thread alone, after each commit."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        ledger: Ledger,
+        costs: OnlineCosts | None,
+        observers: Iterable[StepObserver],
+        *,
+        chain_plain_steps: bool,
+    ) -> None:
+        """`chain_plain_steps`: whether a plain step is only steady once it was sent behind another one."""
+        self._batch, self._ledger, self._costs = batch, ledger, costs
+        self._observers, self._chain_plain_steps = tuple(observers), chain_plain_steps
+
+    def observe(
+        self, plan: StepPlan, step_id: int, rounds: list[RowRound], time: StepTime, *, is_chained: bool
+    ) -> None:
+        """Takes in a step; `rounds`: its rows that emitted after their first token."""
+        decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
+        num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
+        shape = step_shape(decoding, num_prefill)
+        is_steady = not plan.ingests and (is_chained or not self._chain_plain_steps)
+        ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)
+        if not num_prefill:
+            self._count_decode(rounds, time)
+        if plan.drafted:
+            self._tell_gate(plan, shape, rounds, time.whole_ns, is_steady=ingests_little)
+        else:
+            self._batch.draft_gate.observe_plain(shape, time.whole_ns, is_steady=is_steady)
+        num_verified = sum(len(row.drafts) for row in plan.rows)
+        read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
+        work = StepWork(
+            len(plan.rows), len(plan.drafted), shape.num_tokens + num_verified, read, plan.decision.num_slots
+        )
+        if self._costs is not None and not num_prefill and (plan.drafted or is_steady):
+            draft_ns = time.draft_ns if ingests_little else 0
+            self._costs.observe(work, step_ns=time.whole_ns - time.draft_ns, draft_ns=draft_ns)
+            self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
+        if self._observers:
+            record = StepRecord(step_id, work, num_prefill, time.whole_ns, time.draft_ns, rounds)
+            for observer in self._observers:
+                observer.observe(record)
+
+    def _count_decode(self, rounds: list[RowRound], time: StepTime) -> None:
+        ledger = self._ledger
+        ledger.num_decode_steps += 1
+        ledger.num_decode_committed += sum(len(each.committed_ids) for each in rounds)
+        ledger.decode_step_ns += time.whole_ns
+        ledger.decode_draft_call_ns += time.draft_ns
+        ledger.decode_step_call_ns += time.call_ns
+
+    def _tell_gate(
+        self, plan: StepPlan, shape: StepShape, rounds: list[RowRound], elapsed_ns: int, *, is_steady: bool
+    ) -> None:
+        drafted = [
+            DraftedRound(
+                each.sequence.history, len(each.draft_ids), each.verify_len, min(each.num_accepted, each.commit_len)
+            )
+            for each in rounds
+            if each.draft_ids
+        ]
+        gate, ledger = self._batch.draft_gate, self._ledger
+        gain_ns = gate.observe_drafted(shape, plan.decision, drafted, elapsed_ns, is_steady=is_steady)
+        ledger.num_drafted_steps += 1
+        ledger.predicted_gain_ns += round(plan.decision.gain_ns)
+        ledger.measured_gain_ns += round(gain_ns)
