@@ -72,7 +72,6 @@ def plot_rows(rows: Sequence[Row], title: str, path: Path) -> None:
     speeds.set(
         xlabel="tokens a second of one user",
         ylabel="tokens a second of all",
-        xscale="log",
         yscale="log",
         title="Throughput against per-user speed",
     )
