@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help="A lossless LLM server.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measurements.")
@@ -282,7 +284,7 @@ def bench_serve(
         options = BenchOptions(
             prompts=tuple(prompts),
             concurrencies=tuple(_integers(concurrency, "--concurrency")),
-            modes=parse_modes(modes),
+            modes=_option(parse_modes, modes, "--modes"),
             limit=limit,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -426,6 +428,16 @@ def _integers(text: str, option: str) -> list[int]:
     if not values or min(values) < 1:
         raise typer.BadParameter(f"{text!r}: give positive numbers, e.g. 1,8", param_hint=option)
     return values
+
+
+def _option(parse: Callable[[str], T], text: str, option: str) -> T:
+    """What `parse` makes of an option; its ConfigurationError becomes a usage error."""
+    from service_kit.errors import ConfigurationError
+
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _names(text: str, known: Collection[str], option: str) -> list[str]:
