@@ -22,7 +22,6 @@ class Purpose(enum.IntEnum):
     BONUS = 4
     COUPLED = 5
     CHOICE_KEY = 6
-    AUDIT = 7
 
 
 _COUPLED_ROUND = 0
