@@ -25,7 +25,7 @@ from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
-from scheduler_service.draft_gate import Candidate, DraftDecision, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.guard import Guard
 from scheduler_service.ledger import Ledger
@@ -46,6 +46,15 @@ class _AlwaysDrafting(Guard):
         """All rows, whole blocks."""
         super().decide(shape, candidates)
         return DraftDecision(list(range(len(candidates))), _BLOCK if candidates else 0)
+
+
+class _NeverDrafting(Guard):
+    """Decides as the guard does, then drafts nothing."""
+
+    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+        """No row."""
+        super().decide(shape, candidates)
+        return NOTHING
 
 
 class StepTimesMs(NamedTuple):
@@ -75,7 +84,7 @@ class SchedulerBench:
         )
         self.batch, ledger, step_ids = Batch(limits, "isolated"), Ledger(), itertools.count(1)
         blocks = sorted({*table.model.block_draft_ns, _BLOCK})
-        gate = _AlwaysDrafting if is_drafting else Guard
+        gate = _AlwaysDrafting if is_drafting else _NeverDrafting
         self.batch.draft_gate = gate(table.model, blocks)
         self._committer = Committer(self.batch, ledger, "", lambda request: None)
         self._verifier = InstantTransport(InstantVerifier(1), verifier_pb2.StepResponse)

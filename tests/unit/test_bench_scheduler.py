@@ -21,6 +21,12 @@ def test_drafted_steps_draft_every_row_and_commit(regime: Regime) -> None:
     bench.batch.check_integrity()
 
 
+def test_plain_steps_draft_nothing() -> None:
+    bench = SchedulerBench(3, load_table("cpu"), Regime.GREEDY, is_drafting=False)
+    assert all(bench.step_ns() > 0 for _ in range(20))
+    assert all(sequence.num_tokens >= 20 and not sequence.num_drafted for sequence in bench.batch.running)
+
+
 def test_the_command_prints_a_line_for_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--rows", "2", "--steps", "3"])
     out = capsys.readouterr().out
