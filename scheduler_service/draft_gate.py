@@ -6,7 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from scheduler_service.draft_history import RowHistory
+from scheduler_service.policy.base import StepWork
 
 
 class GateCosts(Protocol):
@@ -14,6 +18,10 @@ class GateCosts(Protocol):
 
     def plain_ns(self, num_rows: int, num_tokens: int, num_context: float) -> float:
         """A step of `num_rows` rows with `num_tokens` token rows that read `num_context` positions, nothing drafted."""
+        ...
+
+    def step_ns(self, work: StepWork, contexts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The target's part with the first 0, 1 … n drafts verified, which read `contexts`; [n + 1]."""
         ...
 
     def draft_ns(self, num_drafted: int, block_len: int) -> float:
@@ -57,6 +65,8 @@ class DraftDecision(NamedTuple):
     """Predicted time saved against decoding plainly; below 0 for a probe."""
     probes: frozenset[int] = frozenset()
     """Those of `rows` that do not promise to pay."""
+    num_accepted: float = 0.0
+    """Drafts expected to be committed."""
 
 
 NOTHING = DraftDecision([], 0)
@@ -71,6 +81,8 @@ class DraftedRound(NamedTuple):
     num_verified: int
     num_accepted: int
     """Drafts committed."""
+    confidences: Sequence[float] = ()
+    """Of its drafts: what those that were not verified were worth."""
 
 
 class DraftGate(ABC):

@@ -1,12 +1,16 @@
-"""What came of a row's drafts: accepted and verified lengths by position, older rounds fading. Pure numbers.
+"""What came of a row's drafts: accepted lengths by position, older rounds fading. Pure numbers.
 
-Outcomes are those of the policy in use: a draft that was trimmed counts as not accepted, because what speculation gains
-is what is committed. Everything here is history, so decisions that follow from it are lossless (design 5.1).
+A draft that was trimmed has no outcome; its confidence stands for it. So what a row is worth does not depend on how
+much of it was verified beside whom. Everything here is history, so decisions that follow from it are lossless (design
+5.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 _ROW_MEMORY = 0.9
 """Weight that a row's counts keep from round to round: some ten rounds count."""
@@ -20,6 +24,8 @@ draft: in the end everything is worth another try."""
 _NUM_TEACHING_ROUNDS = 4
 """First rounds of a row that shape what is expected of others: a row that drafts long must not drown the rest."""
 _MAX_PROBE_INTERVAL = 512
+_LEAST_WEIGHT = 0.02
+"""Probability of being reached from which on a trimmed position teaches nothing."""
 _FIRST_RATE = 0.75
 """Expected of every position before anything was seen: optimistic, since trying is what tells."""
 
@@ -31,11 +37,22 @@ class _Rates:
         self._memory = memory
         self.hits, self.rounds = [0.0] * block_size, [0.0] * block_size
 
-    def add(self, num_drafted: int, length: int) -> None:
-        """A round of `num_drafted` positions that went past the first `length`."""
-        for position in range(min(num_drafted, length + 1)):
-            self.hits[position] = self.hits[position] * self._memory + (position < length)
-            self.rounds[position] = self.rounds[position] * self._memory + 1.0
+    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float]) -> None:
+        """A round of `num_drafted` positions."""
+        weight = 1.0  # probability that the position was reached
+        for position in range(num_drafted):
+            if position < num_verified:
+                success = float(position < num_accepted)
+            elif position < len(confidences) and 0.0 <= confidences[position] <= 1.0:
+                success = confidences[position]
+            else:
+                return
+            kept = 1.0 - weight * (1.0 - self._memory)
+            self.hits[position] = self.hits[position] * kept + weight * success
+            self.rounds[position] = self.rounds[position] * kept + weight
+            weight *= success
+            if weight < _LEAST_WEIGHT:
+                return
 
     def of(self, priors: list[float], weight: float, bonus: float = 0.0) -> list[float]:
         """Rate of each position; `priors` count as `weight` rounds, `bonus` is added successes."""
@@ -45,23 +62,20 @@ class _Rates:
         ]
 
 
-def expected_lens(rates: list[float]) -> list[float]:
-    """[drafts + 1] expected length reached with 0, 1 … drafts, from the rate of each position."""
-    lens, survival = [0.0], 1.0
-    for rate in rates:
-        survival *= rate
-        lens.append(lens[-1] + survival)
-    return lens
-
-
 @dataclass(frozen=True)
 class Expectation:
-    """What a row's block is expected to bring; each [block_size + 1] by slots drafted."""
+    """What a row's block is expected to bring when it is verified whole."""
 
+    survivals: list[float]
+    """[block_size] probability that each draft is accepted."""
     accepted: list[float]
-    """Drafts committed."""
-    verified: list[float]
-    """Drafts verified."""
+    """[block_size + 1] drafts accepted by slots drafted."""
+
+
+def expectation_of(rates: list[float]) -> Expectation:
+    """From the rate of each position."""
+    survivals = list(accumulate(rates, mul))
+    return Expectation(survivals, list(accumulate(survivals, initial=0.0)))
 
 
 class EngineHistory:
@@ -70,18 +84,15 @@ class EngineHistory:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._accepted = _Rates(block_size, _ENGINE_MEMORY)
-        self._verified = _Rates(block_size, _ENGINE_MEMORY)
         self._update()
 
     def _update(self) -> None:
         self.accepted_rates = self._accepted.of([_FIRST_RATE] * self.block_size, 2.0)
-        self.verified_rates = self._verified.of([1.0] * self.block_size, 2.0)
-        self.expectation = Expectation(expected_lens(self.accepted_rates), expected_lens(self.verified_rates))
+        self.expectation = expectation_of(self.accepted_rates)
 
-    def add(self, num_drafted: int, num_verified: int, num_accepted: int) -> None:
+    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float]) -> None:
         """A round of any row."""
-        self._accepted.add(num_drafted, num_accepted)
-        self._verified.add(num_drafted, num_verified)
+        self._accepted.add(num_drafted, num_verified, num_accepted, confidences)
         self._update()
 
 
@@ -102,30 +113,24 @@ class RowHistory:
 
     def __post_init__(self) -> None:
         self._accepted = _Rates(self.engine.block_size, _ROW_MEMORY)
-        self._verified = _Rates(self.engine.block_size, _ROW_MEMORY)
 
     @property
     def expectation(self) -> Expectation:
         """What its next block is expected to bring."""
         return self._own or self.engine.expectation
 
-    def add(self, num_drafted: int, num_verified: int, num_accepted: int) -> None:
+    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
         """Takes in a round."""
         if self.num_rounds < _NUM_TEACHING_ROUNDS:
-            self.engine.add(num_drafted, num_verified, num_accepted)
+            self.engine.add(num_drafted, num_verified, num_accepted, confidences)
         self.num_rounds += 1
-        self._accepted.add(num_drafted, num_accepted)
-        self._verified.add(num_drafted, num_verified)
-        engine = self.engine
-        self._own = Expectation(
-            expected_lens(self._accepted.of(engine.accepted_rates, _PRIOR_WEIGHT)),
-            expected_lens(self._verified.of(engine.verified_rates, _PRIOR_WEIGHT)),
-        )
+        self._accepted.add(num_drafted, num_verified, num_accepted, confidences)
+        self._own = expectation_of(self._accepted.of(self.engine.accepted_rates, _PRIOR_WEIGHT))
 
-    def hoped_accepted(self, context_len: int) -> list[float]:
-        """[block_size + 1] drafts committed if the row is better than it looked so far."""
+    def hoped_survivals(self, context_len: int) -> list[float]:
+        """[block_size] survivals if the row is better than it looked so far."""
         bonus = _OPTIMISM + _OPTIMISM_GROWTH * max(0, context_len - self.last_drafted_at).bit_length()
-        return expected_lens(self._accepted.of(self.engine.accepted_rates, _PRIOR_WEIGHT, bonus))
+        return expectation_of(self._accepted.of(self.engine.accepted_rates, _PRIOR_WEIGHT, bonus)).survivals
 
     def was_drafted(self, context_len: int, *, is_probe: bool) -> None:
         """It was drafted at `context_len`. After a probe the next one is half as far off again."""

@@ -82,7 +82,11 @@ class StepLearning:
     ) -> None:
         drafted = [
             DraftedRound(
-                each.sequence.history, len(each.draft_ids), each.verify_len, min(each.num_accepted, each.commit_len)
+                each.sequence.history,
+                len(each.draft_ids),
+                min(each.verify_len, each.commit_len),
+                min(each.num_accepted, each.commit_len),
+                each.confidences.tolist(),
             )
             for each in rounds
             if each.draft_ids

@@ -142,7 +142,8 @@ class SimulatedEngine:
         )
         verified[rows] = windows.verify_lens
         accepted[rows] = np.minimum(blocks.num_accepted, np.minimum(windows.verify_lens, windows.commit_lens))
-        return _Drafted(rows, decision, max_drafts, verified[rows].tolist(), accepted[rows].tolist())
+        confidences = blocks.confidences[:, : decision.num_slots].tolist()
+        return _Drafted(rows, decision, max_drafts, verified[rows].tolist(), accepted[rows].tolist(), confidences)
 
     def _observe(
         self, shape: StepShape, work: StepWork, drafted: _Drafted | None, step_ns: float, draft_ns: float
@@ -156,9 +157,14 @@ class SimulatedEngine:
             gate.observe_plain(shape, elapsed_ns, is_steady=self._was_plain)
         else:
             rounds = [
-                DraftedRound(self._histories[row], *lens)
-                for row, *lens in zip(
-                    drafted.rows.tolist(), drafted.max_drafts, drafted.verified, drafted.accepted, strict=True
+                DraftedRound(self._histories[row], num_drafted, num_verified, num_accepted, confidences)
+                for row, num_drafted, num_verified, num_accepted, confidences in zip(
+                    drafted.rows.tolist(),
+                    drafted.max_drafts,
+                    drafted.verified,
+                    drafted.accepted,
+                    drafted.confidences,
+                    strict=True,
                 )
             ]
             gate.observe_drafted(shape, drafted.decision, rounds, elapsed_ns, is_steady=True)
@@ -187,6 +193,7 @@ class _Drafted(NamedTuple):
     max_drafts: list[int]
     verified: list[int]
     accepted: list[int]
+    confidences: list[list[float]]
 
 
 def time_factors(num_steps: int, noise: float, drift: float, seed: int) -> Floats:

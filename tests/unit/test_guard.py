@@ -6,11 +6,13 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from scheduler_service.draft_gate import Candidate, DraftedRound, GateCosts, StepShape
 from scheduler_service.draft_history import RowHistory
 from scheduler_service.guard import Guard, GuardOptions
+from scheduler_service.policy import StepWork
 
 BLOCK = 7
 
@@ -26,6 +28,9 @@ class Costs(GateCosts):
 
     def plain_ns(self, num_rows: int, num_tokens: int, num_context: float) -> float:
         return 1e6 * (self.bias + self.token * num_tokens)
+
+    def step_ns(self, work: StepWork, contexts: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        return 1e6 * (self.bias + self.token * (work.num_tokens + np.arange(contexts.size + 1)))
 
     def draft_ns(self, num_drafted: int, block_len: int) -> float:
         return 1e6 * (self.draft_bias + self.draft_slot * num_drafted * block_len) if num_drafted else 0.0
@@ -153,7 +158,7 @@ def test_a_prediction_that_is_wrong_costs_no_more_than_the_account_holds() -> No
     told, real = Costs(draft_bias=0.1, draft_slot=0.0, token=0.0), Costs(draft_bias=12.0, draft_slot=0.5, token=1.0)
     engine = Engine(Guard(told, (7,)), real, [0.5] * 4)
     engine.run(_STEPS)
-    assert sum(1 for slots in engine.num_slots if slots) > 2
+    assert sum(1 for slots in engine.num_slots if slots) > 1
     assert engine.speedup > 1.0 - _ALLOWED
     assert engine.guard.account > -3.0  # one step beyond what it held
 
