@@ -49,6 +49,8 @@ _FIRST_AUDIT = 16
 """Drafted steps until plain steps are measured again; then twice as many each time."""
 _MAX_AUDIT = 1024
 _AUDIT_STEPS = 4
+_CLEAR_GAIN = 0.5
+"""Plain steps saved by a drafted one from which on it calls for no audit: nothing that drifts would turn it over."""
 _FEW_MORE = 1.1
 """Times what a draft pass over `_MAX_PROBES` rows costs, which probing more rows may cost."""
 _REALISED_MEMORY, _REALISED_FADE = 0.97, 0.998
@@ -323,7 +325,7 @@ class Guard(DraftGate):
             self._realised.add(accepted, decision.num_accepted)
         for each in rounds:
             _of(each.history).add(each.num_drafted, each.num_verified, each.num_accepted, each.confidences)
-        self._until_audit -= 1
+        self._until_audit -= gain_ns < _CLEAR_GAIN * plain_ns
         if self._until_audit <= 0:
             self._audit_interval = min(2 * self._audit_interval, _MAX_AUDIT)
             self._until_audit, self._audit_left = self._audit_interval, _AUDIT_STEPS
