@@ -95,7 +95,7 @@ class Speculation(BaseModel):
     """Most drafts verified in a step; 0 makes none."""
     max_time_per_token_ms: float | None = Field(None, gt=0)
     """Time per token that drafts must not push this request beyond."""
-    priority: float | None = Field(None, ge=0.01, le=100)
+    priority: float | None = Field(None, ge=1 / 64, le=64)
     """What its tokens count for where drafts compete for verification; 1 if unset."""
 
     @property

@@ -15,7 +15,7 @@ from scheduler_service.request import Event, GenerateSpec, Request, SamplingOpti
 from service_kit.errors import InvalidRequestError
 
 _MAX_KEY = 2**64
-MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
+MIN_PRIORITY, MAX_PRIORITY = 1 / 64, 64.0  # the same numbers in float32, as the wire has them
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _check_speculation(spec: GenerateSpec) -> None:
         )
     if not MIN_PRIORITY <= spec.priority <= MAX_PRIORITY:
         raise InvalidRequestError(
-            f"priority is {spec.priority}: it must be in [{MIN_PRIORITY}, {MAX_PRIORITY:g}]",
+            f"priority is {spec.priority}: it must be in [1/64, 64]",
             field="speculation.priority",
         )
 

@@ -94,7 +94,7 @@ class DraftGate(ABC):
 
     @abstractmethod
     def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
-        """What the step should draft. Changes nothing: a plan may be thrown away."""
+        """What the step should draft. Nothing counts as drafted yet: a plan may be thrown away."""
 
     def drafting(self, candidates: Sequence[Candidate], decision: DraftDecision) -> None:  # noqa: B027 - optional
         """`decision` is carried out."""

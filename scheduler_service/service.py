@@ -114,6 +114,12 @@ class Scheduler:
 
         Raises InvalidRequestError, QueueFullError, or UnavailableError while draining.
         """
+        if spec.max_time_per_token_ms is not None and self._batch.costs is None and self.limits.block_size:
+            raise InvalidRequestError(
+                f"verify_mode {self.settings.verify_mode} verifies by a fixed rule and cannot keep a time per token: "
+                "leave max_time_per_token_ms out, or serve with verify_mode compact",
+                field="speculation.max_time_per_token_ms",
+            )
         request = accept_request(spec, self.limits, sink)
         if request.target_ns is None and self.settings.max_time_per_token_ms:
             request.target_ns = 1e6 * self.settings.max_time_per_token_ms

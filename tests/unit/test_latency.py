@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dspark.v1.scheduler_pb2 import SpeculationParams
 from fakes.rig import running
 
 from scheduler_service import startup
@@ -75,12 +76,29 @@ def test_targets_and_priorities_reach_the_policy(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("target_ms", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_targets_are_refused(target_ms: float) -> None:
-    with running() as rig, pytest.raises(InvalidRequestError, match="max_time_per_token_ms") as caught:
+    with running("off") as rig, pytest.raises(InvalidRequestError, match="max_time_per_token_ms is") as caught:
         rig.submit([1], max_time_per_token_ms=target_ms)
     assert caught.value.field == "speculation.max_time_per_token_ms"
 
 
-@pytest.mark.parametrize("priority", [0.0, -1.0, 101.0, float("nan")])
+def test_a_target_that_the_mode_cannot_keep_is_refused() -> None:
+    with (
+        running("static") as rig,
+        pytest.raises(InvalidRequestError, match="verify_mode static verifies by a fixed rule"),
+    ):
+        rig.submit([1], max_time_per_token_ms=5.0)
+    with running("off") as rig:  # nothing is drafted, so drafts push nobody beyond it
+        rig.submit([1], 3, max_time_per_token_ms=5.0).wait()
+
+
+@pytest.mark.parametrize("priority", [1 / 64, 64.0])
+def test_bounds_of_priorities_survive_the_wire(priority: float) -> None:
+    sent = SpeculationParams.FromString(SpeculationParams(priority=priority).SerializeToString())
+    with running() as rig:
+        rig.submit([1], 3, priority=sent.priority).wait()
+
+
+@pytest.mark.parametrize("priority", [0.0, -1.0, 65.0, float("nan")])
 def test_impossible_priorities_are_refused(priority: float) -> None:
-    with running() as rig, pytest.raises(InvalidRequestError, match=r"priority is .*\[0.01, 100\]"):
+    with running() as rig, pytest.raises(InvalidRequestError, match=r"priority is .*\[1/64, 64\]"):
         rig.submit([1], priority=priority)
