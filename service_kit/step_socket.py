@@ -125,14 +125,18 @@ class StepConnection:
         self._stream: IO[bytes] | None = None
 
     def send(self, message: bytes, timeout_s: float) -> None:
-        """Sends a request. Raises UnavailableError."""
+        """Sends a request. Raises UnavailableError if nothing listens or takes it in time.
+
+        An executor may close before it took all of it, as with a message over its bound: `receive` then tells why.
+        """
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX)
                 self._socket.connect(str(self._path))
                 self._stream = self._socket.makefile("rb")
             self._socket.settimeout(timeout_s)
-            self._socket.sendall(_REQUEST.pack(len(message)) + message)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._socket.sendall(_REQUEST.pack(len(message)) + message)
         except OSError as error:
             self.close()
             raise UnavailableError(f"{self._path}: {error}") from error

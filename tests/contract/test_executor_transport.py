@@ -140,10 +140,11 @@ def test_an_overdue_step_is_given_up(connected: tuple[Servicer, Exchange]) -> No
     assert step(exchange, 100, 9) == [9]
 
 
-def test_a_message_over_the_bound_is_refused(connected: tuple[Servicer, Exchange]) -> None:
+@pytest.mark.parametrize("num_tokens", [30_000, 3_000_000])  # the second never fits the socket's buffers
+def test_a_message_over_the_bound_is_refused(connected: tuple[Servicer, Exchange], num_tokens: int) -> None:
     _, exchange = connected
     with pytest.raises(ExecutorError, match=r"RESOURCE_EXHAUSTED: .* more than max_message_bytes 65536"):
-        step(exchange, 1, *([2**20] * 30_000))
+        step(exchange, 1, *([2**20] * num_tokens))
     assert step(exchange, 2, 9) == [9]
 
 
