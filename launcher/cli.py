@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-T = TypeVar("T")
+from launcher.cli_bench import app as bench_app
+from launcher.cli_options import Drafter, Model, errors_in_words, integers, names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help="A lossless LLM server.")
-bench_app = typer.Typer(no_args_is_help=True, help="Measurements.")
 app.add_typer(bench_app, name="bench")
 
 
@@ -29,30 +26,8 @@ class VerifyMode(str, Enum):
     cap_accept = "cap-accept"
 
 
-class Peer(str, Enum):
-    """Engines to compare with."""
-
-    transformers = "transformers"
-
-
-Model = Annotated[str | None, typer.Option(help="Target: directory or hub id. Default: the embedded one.")]
-Drafter = Annotated[str | None, typer.Option(help='Drafter: directory, hub id or "none".')]
 Url = Annotated[str, typer.Option(help="Server to talk to.")]
 ApiKey = Annotated[str | None, typer.Option(help="API key of the server. Default: DSPARK_LAUNCHER_API_KEY.")]
-
-
-@contextlib.contextmanager
-def _errors_in_words() -> Iterator[None]:
-    """Expected errors become one line and exit code 1; anything else keeps its traceback."""
-    from launcher.client import ServerError
-    from launcher.supervisor import ServiceDiedError
-    from service_kit.errors import ServiceError
-
-    try:
-        yield
-    except (ServiceError, ServerError, ServiceDiedError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 @app.command()
@@ -76,7 +51,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model until Ctrl-C."""
-    with _errors_in_words():
+    with errors_in_words():
         from launcher.models import choose_models
         from launcher.serve import run_serve
         from launcher.services import ServeOptions
@@ -115,7 +90,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
 ) -> None:
     """Chat with a running server in the terminal."""
-    with _errors_in_words():
+    with errors_in_words():
         from launcher.chat import run_chat
         from launcher.settings import LauncherSettings
         from service_kit.settings import load_settings
@@ -130,7 +105,7 @@ def chat(
 @app.command()
 def doctor(model: Model = None, drafter: Drafter = None) -> None:
     """Check this machine and the checkpoints; says in words what is wrong. Exit code 1 if anything is."""
-    with _errors_in_words():
+    with errors_in_words():
         from launcher.doctor import run_doctor
 
         if not run_doctor(model, drafter):
@@ -147,7 +122,7 @@ def profile(
     drafter: Drafter = None,
 ) -> None:
     """Measure what steps cost on this machine: a minute or two, for the scheduler's decisions."""
-    with _errors_in_words():
+    with errors_in_words():
         from launcher.models import choose_models
         from launcher.profile import ProfileOptions, run_profile
         from launcher.settings import LauncherSettings
@@ -174,7 +149,7 @@ def calibrate(
     drafter: Drafter = None,
 ) -> None:
     """Fit a drafter's confidences to what is accepted: answers the prompts greedily, seeded and sampled."""
-    with _errors_in_words():
+    with errors_in_words():
         from launcher.calibrate import CalibrateOptions, run_calibrate
         from launcher.models import choose_models
         from launcher.settings import LauncherSettings
@@ -216,7 +191,7 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Directory of the CSV, JSON and PNG files.")] = Path("simulated"),
 ) -> None:
     """Replay recorded or made-up traffic through the scheduler's own decisions, under any table of step costs."""
-    with _errors_in_words():
+    with errors_in_words():
         from rich.console import Console
 
         from simulator.command import SimulateOptions, run_simulate
@@ -227,13 +202,13 @@ def simulate(
         default = ",".join(name for name in MODES if name != "compact-no-guard")
         options = SimulateOptions(
             tables=table or ["gpu-like", "cpu"],
-            modes=_names(modes or default, MODES, "--modes"),
+            modes=names(modes or default, MODES, "--modes"),
             traces=trace or (),
-            traffic=_names(traffic, TRAFFIC, "--traffic")[0],
+            traffic=names(traffic, TRAFFIC, "--traffic")[0],
             confidence_temperature=confidence_temperature,
             out=out,
             sweep=SweepOptions(
-                concurrencies=_integers(concurrency, "--concurrency"),
+                concurrencies=integers(concurrency, "--concurrency"),
                 num_rounds=rounds,
                 num_seeds=seeds,
                 noise=noise,
@@ -241,171 +216,6 @@ def simulate(
             ),
         )
         run_simulate(options, Console())
-
-
-@bench_app.command("serve")
-def bench_serve(
-    prompts: Annotated[list[Path], typer.Option(help="JSON lines file (turns or prompt), or a directory of them.")],
-    concurrency: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8",
-    modes: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated: off, static, fixed:2, threshold:0.5, compact and cap-accept (with :causal, "
-            ":lagged, :fixed-blocks, :no-guard). Any of them with :again: a second server of it, for the noise. Ratios "
-            "are to the first."
-        ),
-    ] = "off,static,compact",
-    limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each file.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="With a temperature: coupled sampling.")] = None,
-    repeats: Annotated[
-        str | None,
-        typer.Option(help="Groups at each concurrency, prompts used again: one number, or one for each concurrency."),
-    ] = None,
-    mix: Annotated[bool, typer.Option("--mix", help="Prompts of all files run together.")] = False,
-    kv_memory: Annotated[str | None, typer.Option(help='K/V pages of each server, e.g. "1GiB".')] = None,
-    max_batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most token rows in a step. Default: 8 for each request, at least 256.")
-    ] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
-    csv_out: Annotated[Path | None, typer.Option("--csv", help="Write the rows here as a table.")] = None,
-    png_out: Annotated[Path | None, typer.Option("--png", help="Draw the rows here.")] = None,
-    peer: Annotated[Peer | None, typer.Option(help="Also measure another engine on the same prompts.")] = None,
-    in_process: Annotated[bool, typer.Option("--in-process", help="Each server in one process.")] = False,
-    model: Model = None,
-    drafter: Drafter = None,
-) -> None:
-    """Speed of the verify modes side by side, after checking that they give the same greedy text."""
-    with _errors_in_words():
-        from bench.modes import parse_modes
-        from bench.serve import BenchOptions, run_bench
-
-        options = BenchOptions(
-            prompts=tuple(prompts),
-            concurrencies=tuple(_integers(concurrency, "--concurrency")),
-            modes=_option(parse_modes, modes, "--modes"),
-            limit=limit,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            repeats=tuple(_integers(repeats, "--repeats")) if repeats else (),
-            is_mixed=mix,
-            kv_memory=kv_memory,
-            max_batch_tokens=max_batch_tokens,
-            json_out=json_out,
-            csv_out=csv_out,
-            png_out=png_out,
-            peer=peer and peer.value,
-            in_process=in_process,
-        )
-        if not run_bench(options, model, drafter):
-            raise typer.Exit(1)
-
-
-@bench_app.command("equality")
-def bench_equality(
-    formats: Annotated[str, typer.Option(help="Comma-separated weight formats: q4, fp16, float32.")] = "q4,fp16",
-    samplings: Annotated[str, typer.Option(help="Comma-separated: greedy, seeded, nucleus.")] = "greedy,seeded",
-    prompts: Annotated[int, typer.Option(min=1, max=48, help="Short prompts; a long one comes on top.")] = 48,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
-    only: Annotated[list[str] | None, typer.Option(metavar="FACTOR", help="Vary only this (repeatable).")] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write rows here after each; a later run goes on from them.")
-    ] = None,
-    model: Model = None,
-    drafter: Drafter = None,
-) -> None:
-    """Same tokens in every mode, concurrency, chunk size and after preemption: each alone against one reference run.
-
-    Exit code 1 if any answer differs, or if what a row varies did not happen.
-    """
-    with _errors_in_words():
-        from rich.console import Console
-
-        from bench import equality_matrix as matrix
-        from bench.equality_record import has_passed, machine_features
-        from bench.equality_run import EqualityOptions, run_equality
-        from bench.equality_table import print_rows
-        from launcher.models import choose_models
-        from launcher.settings import LauncherSettings
-        from launcher.supervisor import stop_on_signals
-        from service_kit.cpu import available_cores, cpu_name
-        from service_kit.settings import CommonSettings, load_settings
-
-        options = EqualityOptions(
-            weight_formats=tuple(_names(formats, matrix.WEIGHT_FORMATS, "--formats")),
-            samplings=tuple(_names(samplings, matrix.SAMPLINGS, "--samplings")),
-            variations=tuple(matrix.choose(_names(",".join(only), matrix.FACTORS, "--only") if only else ())),
-            num_prompts=prompts,
-            max_tokens=tokens,
-            json_out=json_out,
-        )
-        console = Console()
-        common, settings = load_settings(CommonSettings), load_settings(LauncherSettings)
-        pair = choose_models(model, drafter, common, settings)
-        with stop_on_signals() as stop:
-            rows = run_equality(options, pair, common, settings, stop, console)
-        machine = f"{cpu_name()} ({', '.join(machine_features())}), {available_cores()} cores"
-        print_rows(console, rows, f"{pair.served_name} on {machine}")
-        if not has_passed(rows):
-            raise typer.Exit(1)
-
-
-@bench_app.command(
-    "kernels", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def bench_kernels(context: typer.Context) -> None:
-    """Where a forward of the target spends its time, kernel by kernel; options go to bench/kernels.py."""
-    with _errors_in_words():
-        from bench.kernels import main
-
-        main(context.args)
-
-
-@bench_app.command(
-    "roofline", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def bench_roofline(context: typer.Context) -> None:
-    """Every phase of a step beside the machine's memory and arithmetic at best; options go to bench/roofline.py."""
-    with _errors_in_words():
-        from bench.roofline import main
-
-        main(context.args)
-
-
-@bench_app.command(
-    "timeline", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def bench_timeline(context: typer.Context) -> None:
-    """Plots consecutive steps of a trace and the gaps between forwards; options go to bench/timeline.py."""
-    with _errors_in_words():
-        from bench.timeline import main
-
-        main(context.args)
-
-
-@bench_app.command(
-    "scheduler", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def bench_scheduler(context: typer.Context) -> None:
-    """What a step costs outside the executors, over executors that answer at once; options go to bench/scheduler.py."""
-    with _errors_in_words():
-        from bench.scheduler import main
-
-        main(context.args)
-
-
-@bench_app.command(
-    "peers", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
-def bench_peers(context: typer.Context) -> None:
-    """Speed beside other engines on the same model and prompts; options go to bench/peers."""
-    with _errors_in_words():
-        from bench.peers.__main__ import main
-
-        sys.argv = ["bench.peers", *context.args]
-        main()
 
 
 def _trace(value: str | None) -> tuple[str | None, Path | None]:
@@ -418,33 +228,6 @@ def _trace(value: str | None) -> tuple[str | None, Path | None]:
             f"{value!r} is none of console, otlp and a file, e.g. ./{value}.jsonl", param_hint="--trace"
         )
     return None, Path(value).expanduser().resolve()
-
-
-def _integers(text: str, option: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise typer.BadParameter(f"{text!r}: give positive numbers, e.g. 1,8", param_hint=option)
-    return values
-
-
-def _option(parse: Callable[[str], T], text: str, option: str) -> T:
-    """What `parse` makes of an option; its ConfigurationError becomes a usage error."""
-    from service_kit.errors import ConfigurationError
-
-    try:
-        return parse(text)
-    except ConfigurationError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def _names(text: str, known: Collection[str], option: str) -> list[str]:
-    values = [part.strip() for part in text.split(",")]
-    if unknown := [value for value in values if value not in known]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=option)
-    return list(dict.fromkeys(values))
 
 
 if __name__ == "__main__":
