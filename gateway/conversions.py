@@ -6,7 +6,7 @@ from typing import Any
 
 from dspark.v1 import scheduler_pb2, types_pb2
 
-from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
+from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
 from service_kit.scores import scores_from_pb
 
 _TO_REASON: dict[int, FinishReason] = {
@@ -20,7 +20,7 @@ _FROM_REASON: dict[FinishReason, Any] = {reason: value for value, reason in _TO_
 
 def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
     """The message of a request."""
-    sampling = request.sampling
+    sampling, form = request.sampling, request.structured_output
     return scheduler_pb2.GenerateRequest(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -49,6 +49,8 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
             priority=request.priority,
         ),
         isolation_key=request.isolation_key,
+        report_steps=request.reports_steps,
+        structured_output=form and scheduler_pb2.StructuredOutput(**{form.kind: form.text}),
     )
 
 
@@ -68,6 +70,7 @@ def response_from_pb(response: scheduler_pb2.GenerateResponse) -> Tokens | Summa
             _TO_REASON.get(int(chunk.finish_reason)),
             scores_from_pb(chunk.scores),
             scores_from_pb(chunk.prompt_scores),
+            _report_from_pb(chunk) if chunk.num_rows else None,
         )
     summary = response.summary
     return Summary(
@@ -76,6 +79,18 @@ def response_from_pb(response: scheduler_pb2.GenerateResponse) -> Tokens | Summa
         error=summary.error,
         speculation_off_reason=summary.speculation_off_reason,
         num_cached_tokens=summary.num_cached_tokens,
+    )
+
+
+def _report_from_pb(chunk: scheduler_pb2.TokenChunk) -> StepReport:
+    return StepReport(
+        num_drafted=chunk.num_drafted,
+        num_verified=chunk.num_verified,
+        num_accepted=chunk.num_accepted,
+        num_uncut_accepted=chunk.num_uncut_accepted,
+        confidences=list(chunk.confidences),
+        budget=chunk.budget,
+        num_rows=chunk.num_rows,
     )
 
 
@@ -142,4 +157,5 @@ def model_info_from_pb(info: scheduler_pb2.GetModelInfoResponse) -> ModelInfo:
         block_size=info.block_size,
         sampling_defaults=sampling_from_pb(info.sampling_defaults),
         inexact_reason=info.inexact_reason,
+        structured_output_off_reason=info.structured_output_off_reason,
     )

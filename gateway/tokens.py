@@ -30,6 +30,15 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class StructuredOutput:
+    """Form that an answer must have."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """The schema as JSON, the regular expression, or the grammar in llguidance's dialect of Lark."""
+
+
+@dataclass(frozen=True)
 class TokenRequest:
     """A request in tokens."""
 
@@ -51,6 +60,27 @@ class TokenRequest:
     """The same for the prompt's tokens."""
     isolation_key: bytes = b""
     """Stands for the caller: prompts are cached for each apart."""
+    reports_steps: bool = False
+    """Tell with every message what its step did."""
+    structured_output: StructuredOutput | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did for one choice and beside it."""
+
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    """Drafts that were committed."""
+    num_uncut_accepted: int
+    """Drafts that the verifier accepted, whether or not they were committed."""
+    confidences: list[float]
+    """Calibrated, of the drafts verified: how likely each is accepted once those before it are; NaN where none is."""
+    budget: int
+    """Drafts verified in the step, over all requests."""
+    num_rows: int
+    """Choices that got tokens from the step, over all requests."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +96,8 @@ class Tokens:
     """One a token, if asked for."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the next prompt tokens, from the second on; they come with choice 0."""
+    report: StepReport | None = None
+    """Set where it was asked for and there are tokens."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +143,5 @@ class ModelInfo:
     sampling_defaults: Sampling = field(default_factory=Sampling)
     inexact_reason: str = ""
     """Why texts may change with the load; empty when they are exact to the bit."""
+    structured_output_off_reason: str = ""
+    """Why no request may have a structured output; empty when they may."""

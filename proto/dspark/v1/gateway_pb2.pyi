@@ -16,7 +16,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateTextRequest(_message.Message):
-    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model", "speculation")
+    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model", "speculation", "report_steps")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class GenerateTextRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_STEPS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     prompt: str
     sampling: _scheduler_pb2.SamplingParams
@@ -31,7 +32,8 @@ class GenerateTextRequest(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[str]
     model: str
     speculation: _scheduler_pb2.SpeculationParams
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., speculation: _Optional[_Union[_scheduler_pb2.SpeculationParams, _Mapping]] = ...) -> None: ...
+    report_steps: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., speculation: _Optional[_Union[_scheduler_pb2.SpeculationParams, _Mapping]] = ..., report_steps: _Optional[bool] = ...) -> None: ...
 
 class GenerateTextResponse(_message.Message):
     __slots__ = ("chunk", "summary")
@@ -49,11 +51,31 @@ class TextPiece(_message.Message):
     is_accepted_draft: bool
     def __init__(self, text: _Optional[str] = ..., is_accepted_draft: _Optional[bool] = ...) -> None: ...
 
+class StepReport(_message.Message):
+    __slots__ = ("num_drafted", "num_verified", "num_accepted", "confidences", "budget", "num_rows", "num_uncut_accepted")
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCUT_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    confidences: _containers.RepeatedScalarFieldContainer[float]
+    budget: int
+    num_rows: int
+    num_uncut_accepted: int
+    def __init__(self, num_drafted: _Optional[int] = ..., num_verified: _Optional[int] = ..., num_accepted: _Optional[int] = ..., confidences: _Optional[_Iterable[float]] = ..., budget: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ...) -> None: ...
+
 class TextChunk(_message.Message):
-    __slots__ = ("pieces",)
+    __slots__ = ("pieces", "step")
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     pieces: _containers.RepeatedCompositeFieldContainer[TextPiece]
-    def __init__(self, pieces: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
+    step: StepReport
+    def __init__(self, pieces: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ...) -> None: ...
 
 class TextSummary(_message.Message):
     __slots__ = ("finish_reason", "num_prompt_tokens", "num_completion_tokens", "speculation", "num_cached_tokens", "speculation_off_reason")

@@ -66,8 +66,18 @@ class SpeculationParams(_message.Message):
     priority: float
     def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., max_time_per_token_ms: _Optional[float] = ..., priority: _Optional[float] = ...) -> None: ...
 
+class StructuredOutput(_message.Message):
+    __slots__ = ("json_schema", "regex", "lark")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    LARK_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    lark: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "num_choices", "isolation_key", "bypass_prefix_cache", "speculation", "num_logprobs", "num_prompt_logprobs")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "num_choices", "isolation_key", "bypass_prefix_cache", "speculation", "num_logprobs", "num_prompt_logprobs", "report_steps", "structured_output")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +90,8 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -92,7 +104,9 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationParams
     num_logprobs: int
     num_prompt_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_choices: _Optional[int] = ..., isolation_key: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    report_steps: bool
+    structured_output: StructuredOutput
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_choices: _Optional[int] = ..., isolation_key: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., report_steps: _Optional[bool] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("chunk", "summary")
@@ -103,7 +117,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[TokenChunk, _Mapping]] = ..., summary: _Optional[_Union[GenerateSummary, _Mapping]] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
-    __slots__ = ("choice", "token_ids", "num_accepted", "num_verified", "finish_reason", "scores", "prompt_scores")
+    __slots__ = ("choice", "token_ids", "num_accepted", "num_verified", "finish_reason", "scores", "prompt_scores", "num_drafted", "confidences", "budget", "num_rows", "num_uncut_accepted")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +125,11 @@ class TokenChunk(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCUT_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: int
@@ -118,7 +137,12 @@ class TokenChunk(_message.Message):
     finish_reason: FinishReason
     scores: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenScore]
     prompt_scores: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenScore]
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., num_verified: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ...) -> None: ...
+    num_drafted: int
+    confidences: _containers.RepeatedScalarFieldContainer[float]
+    budget: int
+    num_rows: int
+    num_uncut_accepted: int
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., num_verified: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ..., prompt_scores: _Optional[_Iterable[_Union[_types_pb2.TokenScore, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., confidences: _Optional[_Iterable[float]] = ..., budget: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_uncut_accepted: _Optional[int] = ...) -> None: ...
 
 class ChoiceSummary(_message.Message):
     __slots__ = ("choice", "finish_reason", "num_tokens", "num_steps", "num_drafted", "num_verified", "num_accepted", "accepted_histogram", "num_drafted_steps", "num_uncut_accepted")
@@ -177,7 +201,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason", "inexact_reason", "calibration")
+    __slots__ = ("model", "drafter", "verify_mode", "max_model_len", "vocab_size", "max_num_seqs", "eos_token_ids", "block_size", "sampling_defaults", "speculation_off_reason", "inexact_reason", "calibration", "structured_output_off_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +214,7 @@ class GetModelInfoResponse(_message.Message):
     SPECULATION_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     drafter: str
     verify_mode: str
@@ -202,7 +227,8 @@ class GetModelInfoResponse(_message.Message):
     speculation_off_reason: str
     inexact_reason: str
     calibration: str
-    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ..., calibration: _Optional[str] = ...) -> None: ...
+    structured_output_off_reason: str
+    def __init__(self, model: _Optional[str] = ..., drafter: _Optional[str] = ..., verify_mode: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_off_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ..., calibration: _Optional[str] = ..., structured_output_off_reason: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -64,7 +64,7 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class VerifierServiceAttachRequest(_message.Message):
-    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena")
+    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena", "masks_arena")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class VerifierServiceAttachRequest(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TO_TARGET_ARENA_FIELD_NUMBER: _ClassVar[int]
+    MASKS_ARENA_FIELD_NUMBER: _ClassVar[int]
     session: int
     num_slots: int
     num_pages: int
@@ -85,7 +86,8 @@ class VerifierServiceAttachRequest(_message.Message):
     max_draft_tokens: int
     feature_layer_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_to_target_arena: str
-    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ...) -> None: ...
+    masks_arena: str
+    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ..., masks_arena: _Optional[str] = ...) -> None: ...
 
 class VerifierServiceAttachResponse(_message.Message):
     __slots__ = ("epoch", "features_arena")
@@ -96,7 +98,7 @@ class VerifierServiceAttachResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained", "prob_rows", "prob_positions", "prob_token_ids")
+    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained", "prob_rows", "prob_positions", "prob_token_ids", "row_masked")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,7 @@ class StepRequest(_message.Message):
     PROB_ROWS_FIELD_NUMBER: _ClassVar[int]
     PROB_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROW_MASKED_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -127,7 +130,8 @@ class StepRequest(_message.Message):
     prob_rows: _containers.RepeatedScalarFieldContainer[int]
     prob_positions: _containers.RepeatedScalarFieldContainer[int]
     prob_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ..., prob_rows: _Optional[_Iterable[int]] = ..., prob_positions: _Optional[_Iterable[int]] = ..., prob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    row_masked: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ..., prob_rows: _Optional[_Iterable[int]] = ..., prob_positions: _Optional[_Iterable[int]] = ..., prob_token_ids: _Optional[_Iterable[int]] = ..., row_masked: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings", "scores", "prompt_scores", "target_probs")
