@@ -50,7 +50,7 @@ def request_to_pb(request: TokenRequest) -> scheduler_pb2.GenerateRequest:
         ),
         isolation_key=request.isolation_key,
         report_steps=request.reports_steps,
-        structured_output=form and scheduler_pb2.StructuredOutput(**{form.kind: form.text}),
+        structured_output=scheduler_pb2.StructuredOutput(**{form.kind: form.text}) if form is not None else None,
     )
 
 
