@@ -1,0 +1,96 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from gateway.chat_template import RESERVED_VARIABLES
+from gateway.schemas.controls import Integer, limits
+from gateway.schemas.generation import GenerationRequest
+
+_MAX_TEMPLATE_VARIABLES = 32
+
+
+class ChatMessage(BaseModel):
+    """One turn. Text only."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
+    name: str | None = None
+    tool_calls: None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise ValueError("must be a string, a list of text parts or null")
+        texts = []
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ValueError('parts must be {"type": "text", "text": "..."}: this model reads text only')
+            texts.append(part["text"])
+        return "".join(texts)
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _no_tool_calls(cls, value: Any) -> None:
+        if value:
+            raise ValueError("tool calls are not supported yet")
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = Field(None, ge=0, le=20)
+    reasoning_effort: str | None = Field(None, max_length=32)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See GenerationRequest."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @field_validator("messages")
+    @classmethod
+    def _check_count(cls, value: list[ChatMessage], info: ValidationInfo) -> list[ChatMessage]:
+        limit = limits(info).max_messages
+        if len(value) > limit:
+            raise ValueError(f"holds {len(value)} messages, at most {limit} are allowed")
+        return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_template_variables(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in value or ():
+            if name in RESERVED_VARIABLES or name.endswith("_token") or not name.isidentifier():
+                raise ValueError(f"{name!r} cannot be set by a request")
+        if value is not None and len(value) > _MAX_TEMPLATE_VARIABLES:
+            raise ValueError(f"at most {_MAX_TEMPLATE_VARIABLES} variables are allowed")
+        return value
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The turns as a template sees them."""
+        return [m.model_dump(include={"role", "content", "name"}, exclude_none=True) for m in self.messages]
+
+    def template_variables(self) -> dict[str, Any]:
+        """Variables for the template besides the messages."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
