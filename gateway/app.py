@@ -37,7 +37,9 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     add_generate_routes(app, settings, generator)
-    add_info_routes(app, settings, generator)
-    app.add_middleware(AuthMiddleware, keys=keys)
-    app.add_middleware(RequestContext)
+    # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
+    open_paths = add_info_routes(app, settings, generator)
+    app.state.open_paths = open_paths
+    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
+    app.add_middleware(RequestContext, open_paths=open_paths)
     return app

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import AuthenticationError
-from gateway.web import OPEN_PATHS, error_response
+from gateway.web import error_response
 
 
 class ApiKeys:
@@ -41,14 +41,15 @@ class ApiKeys:
 class AuthMiddleware:
     """Refuses every request without a valid key, before anything reads it."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        """Wraps `app`."""
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str]) -> None:
+        """Wraps `app`. `open_paths` are let through, compared exactly."""
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what is allowed, with the caller's `isolation_key` in its state; answers 401 otherwise."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
                 isolation_key = self._keys.require(Headers(scope=scope).get("authorization"))
             except AuthenticationError as error:

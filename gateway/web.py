@@ -22,8 +22,6 @@ from service_kit.telemetry import from_metadata, tracer
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-"""Paths for probes, compared exactly: they need no key and leave no spans."""
 _UNTRACED = set_span_in_context(NonRecordingSpan(SpanContext(trace_id=1, span_id=1, is_remote=False)))
 """A caller that is not sampled: nothing below it is either."""
 
@@ -64,9 +62,10 @@ async def read_json(request: Request, max_bytes: int) -> Any:
 class RequestContext:
     """Outermost middleware: X-Request-Id in and out, a server span, and a body for errors nobody caught."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Wraps `app`."""
+    def __init__(self, app: ASGIApp, open_paths: frozenset[str]) -> None:
+        """Wraps `app`. `open_paths`, those of probes and pages, leave no spans."""
         self._app = app
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the request."""
@@ -91,7 +90,7 @@ class RequestContext:
 
         with tracer().start_as_current_span(
             f"{scope['method']} {scope['path']}",
-            context=_UNTRACED if scope["path"] in OPEN_PATHS else from_metadata(headers),
+            context=_UNTRACED if scope["path"] in self._open_paths else from_metadata(headers),
             kind=SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
         ) as span:

@@ -15,8 +15,11 @@ from gateway.settings import GatewaySettings
 from gateway.web import json_response
 
 
-def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> None:
-    """Endpoints that never touch the scheduler: they answer from what the gateway last heard."""
+def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> frozenset[str]:
+    """Endpoints that never touch the scheduler: they answer from what the gateway last heard.
+
+    Returns the paths that need no key: those of probes.
+    """
     readiness = generator.readiness
     started = int(time.time())
     version = metadata.version("dspark-server")
@@ -59,3 +62,5 @@ def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGene
     @app.get("/version")
     async def show_version() -> Response:
         return json_response({"version": version})
+
+    return frozenset({"/health", "/health/live", "/health/ready"})
