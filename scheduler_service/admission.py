@@ -80,6 +80,7 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
         controls=logit_controls(spec, stop_token_ids, limits.vocab_size),
         num_logprobs=spec.num_logprobs,
         num_prompt_logprobs=spec.num_prompt_logprobs,
+        reports_steps=spec.reports_steps,
         arrived_s=time.monotonic(),
     )
     for choice, sampling in enumerate(_slot_samplings(spec)):

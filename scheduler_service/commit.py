@@ -73,7 +73,8 @@ class Committer:
         self._batch.publish(sequence)
         ledger.num_committed += len(kept)
         scores = row.scores[: len(kept)]
-        self._deliver(sequence, TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason, scores))
+        chunk = TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason, scores, report=row.report)
+        self._deliver(sequence, chunk)
         if reason is None:
             self._batch.trim_pages(sequence)
         else:

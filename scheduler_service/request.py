@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from kernels.sampling import LogitControls, SlotSampling, TargetOptions
 from kernels.token_scores import TokenScore
@@ -71,6 +71,8 @@ class GenerateSpec:
     """Score the answer's tokens, with so many of the likeliest; None does not."""
     num_prompt_logprobs: int | None = None
     """The same for the prompt's tokens, from the second on. Every prompt position is then computed."""
+    reports_steps: bool = False
+    """Tell with every chunk what its step did."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,20 @@ class ChoiceSummary:
     """Drafts that the verifier accepted: in `cap-accept`, also those beyond the window that is committed."""
 
 
+class StepReport(NamedTuple):
+    """What a step did for one choice and beside it."""
+
+    num_drafted: int
+    confidences: list[float]
+    """Calibrated, of the drafts verified: how likely each is accepted once those before it are; NaN where none is."""
+    num_uncut_accepted: int
+    """Drafts that the verifier accepted, whether or not they were committed."""
+    budget: int
+    """Drafts verified in the step, over all rows."""
+    num_rows: int
+    """Rows of the step that emit."""
+
+
 @dataclass(frozen=True)
 class TokenChunk:
     """Tokens committed for one choice by one step."""
@@ -107,6 +123,15 @@ class TokenChunk:
     """One a token, if asked for."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the next prompt tokens, from the second on."""
+    report: StepReport | None = None
+    """Set where the request asks for it and the chunk has tokens."""
+
+
+class OffReason(NamedTuple):
+    """Why nothing was drafted for a request."""
+
+    kind: Literal["server", "request", "context", "gate", "short"]
+    words: str
 
 
 @dataclass(frozen=True)
@@ -252,6 +277,7 @@ class Request:
     num_prompt_logprobs: int | None = None
     num_prompt_scored: int = 1
     """Prompt tokens whose scores were delivered; the first has none."""
+    reports_steps: bool = False
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 

@@ -182,6 +182,7 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
 def _speculation(speculation: pb.SpeculationParams) -> dict[str, Any]:
     names = ("max_draft_tokens", "max_time_per_token_ms", "priority")
     given = {name: getattr(speculation, name) for name in names if speculation.HasField(name)}
+        reports_steps=request.report_steps,
     if speculation.HasField("enabled") and not speculation.enabled:
         given["max_draft_tokens"] = 0
     return given
@@ -204,6 +205,7 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
         summary=pb.GenerateSummary(
             choices=[_choice_to_pb(choice) for choice in event.choices],
             num_prompt_tokens=event.num_prompt_tokens,
+                **(event.report._asdict() if event.report is not None else {}),
             error=event.error,
             speculation_off_reason=event.speculation_off_reason,
             num_cached_tokens=event.num_cached_tokens,

@@ -155,6 +155,7 @@ class StepEngine:
             confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
         windows = audited_windows(
             policy,
+        plan.confidences = confidences
             DraftedBatch(
                 confidences=confidences,
                 max_drafts=[row.max_drafts for row in drafted],
@@ -276,6 +277,8 @@ class StepEngine:
             if is_round and sequence.finish_reason is not FinishReason.ERROR:  # else its commit has failed
                 block = row.block or _NO_BLOCK
                 rounds.append(
+            if sequence.request.reports_steps and row.emits:
+                row.report = step.plan.report(row, result.accepted_lens[index])
                     RowRound(
                         sequence,
                         num_before - 1,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
 from scheduler_service.draft_gate import NOTHING, DraftDecision, StepShape
-from scheduler_service.request import Sequence
+from scheduler_service.request import Sequence, StepReport
 
 
 class DraftedBlock(NamedTuple):
@@ -46,6 +46,8 @@ class PlannedRow:
     """Of the tokens that the verifier emitted, where the request asks for them."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the prompt tokens from position `start` + 1 on."""
+    report: StepReport | None = None
+    """Set where the request asks for it."""
 
     @property
     def num_context(self) -> int:
@@ -73,6 +75,22 @@ class StepPlan:
     """Most drafts verified, by latency targets; None: no bound."""
     drafted: list[PlannedRow] = field(default_factory=list)
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
+    confidences: npt.NDArray[np.float32] | None = None
+    """[drafted, slots]: calibrated; None until they are drafted."""
+
+    def report(self, row: PlannedRow, num_accepted: int) -> StepReport:
+        """What the step did for one of its rows, whose verifier accepted `num_accepted` drafts."""
+        confidences: list[float] = []
+        if self.confidences is not None and row.drafts:
+            index = next(index for index, other in enumerate(self.drafted) if other is row)
+            confidences = self.confidences[index, : len(row.drafts)].tolist()
+        return StepReport(
+            num_drafted=0 if row.block is None else self.decision.num_slots,
+            confidences=confidences,
+            num_uncut_accepted=num_accepted,
+            budget=sum(len(other.drafts) for other in self.rows),
+            num_rows=sum(other.emits for other in self.rows),
+        )
 
 
 def step_shape(decoding: list[PlannedRow], num_prefill: int) -> StepShape:
