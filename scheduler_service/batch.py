@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -59,6 +60,7 @@ class Batch:
         while self.waiting and self._can_admit(self.waiting[0]):
             for sequence in self.waiting.popleft():
                 sequence.slot = self.free_slots.pop()
+                sequence.admitted_ns = sequence.admitted_ns or time.monotonic_ns()
                 self.running.append(sequence)
                 self.verifier_updates.admit(sequence.slot, sequence.sampling, sequence.target_options())
                 if self.limits.block_size:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from scheduler_service.batch import Batch
+from scheduler_service.counts import ChoiceCounts
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy import commit_cut
 from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
@@ -28,6 +29,7 @@ class Committer:
         self._batch, self._ledger = batch, ledger
         self._speculation_off_reason, self._on_request_end = speculation_off_reason, on_request_end
         self.outbox: list[Delivery] = []
+        self.counts = ChoiceCounts(batch.limits.block_size)
 
     def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
@@ -61,11 +63,14 @@ class Committer:
         num_accepted = min(num_accepted, len(kept))  # what is dropped is not charged
         if not sequence.num_tokens:
             sequence.first_token_ns = time.monotonic_ns()
+            if sequence.choice == 0:
+                ledger.num_prompt_tokens += len(sequence.request.prompt)
         else:
             sequence.num_steps += 1
             sequence.num_verified += len(row.drafts)
             sequence.num_accepted += num_accepted
             sequence.accepted_histogram[num_accepted] += 1
+            self.counts.accepted_lens[num_accepted] += 1
             ledger.num_verify_rows += 1
             ledger.num_verified += len(row.drafts)
             ledger.num_accepted += num_accepted
@@ -108,6 +113,7 @@ class Committer:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._count_target(sequence)
+        self.counts.end(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._batch.close(sequence)
         else:
@@ -117,7 +123,10 @@ class Committer:
         request = sequence.request
         if any(other.finish_reason is None for other in request.choices):
             return
-        self._deliver(sequence, request.summary(self._speculation_off_reason, self._batch.draft_gate.off_reason))
+        off_reason = request.off_reason(self._speculation_off_reason, self._batch.draft_gate.off_reason)
+        if off_reason is not None:
+            self.counts.count_undrafted(off_reason.kind)
+        self._deliver(sequence, request.summary(off_reason))
         self._on_request_end(request)
         log.info(
             "request %r ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",

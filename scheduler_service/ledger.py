@@ -13,9 +13,15 @@ class Ledger:
     """Written by the step thread only; reading single counters from elsewhere is safe."""
 
     num_steps: int = 0
+    num_chained_steps: int = 0
+    """Steps that were sent behind the one that ran."""
     num_committed: int = 0
     """Tokens committed, first tokens included."""
+    num_prompt_tokens: int = 0
+    """Of prompts that were computed to their end, positions from the prefix cache included."""
     num_drafted: int = 0
+    num_drafted_rows: int = 0
+    """Blocks drafted."""
     num_verified: int = 0
     num_accepted: int = 0
     """Drafts committed."""

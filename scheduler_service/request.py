@@ -187,8 +187,10 @@ class Sequence:
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
     finish_reason: FinishReason | None = None
+    admitted_ns: int = 0
+    """When it first got a slot, on the monotonic clock; 0 before."""
     first_token_ns: int = 0
-    """When it was committed, on the monotonic clock."""
+    """When it was committed, on the same clock; 0 before."""
     num_steps: int = 0
     num_drafted_steps: int = 0
     num_drafted: int = 0
@@ -275,9 +277,9 @@ class Request:
     controls: LogitControls = field(default_factory=LogitControls)
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    reports_steps: bool = False
     num_prompt_scored: int = 1
     """Prompt tokens whose scores were delivered; the first has none."""
-    reports_steps: bool = False
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
@@ -287,21 +289,29 @@ class Request:
             return len(token_ids)
         return next(index for index, token_id in enumerate(token_ids, 1) if token_id in self.stop_token_ids)
 
-    def summary(self, speculation_off_reason: str, gate_off_reason: str = "") -> Summary:
-        """The end of the request.
+    def off_reason(self, speculation_off_reason: str, gate_off_reason: str) -> OffReason | None:
+        """Why nothing was drafted; None where something was.
 
         `speculation_off_reason` holds for the whole engine, `gate_off_reason` is why a row that could be drafted was
         not; choices have their own.
         """
-        reason = ""
-        if not any(sequence.num_drafted for sequence in self.choices):
-            asked = "the request asked for no drafts" if self.max_draft_tokens == 0 else ""
-            lost = next((sequence.context_lost for sequence in self.choices if sequence.context_lost), "")
-            was_possible = any(sequence.num_steps > 1 for sequence in self.choices)
-            reason = speculation_off_reason or asked or lost or (gate_off_reason if was_possible else "")
-            reason = reason or "the answer ended before a draft was possible"
+        if any(sequence.num_drafted for sequence in self.choices):
+            return None
+        if speculation_off_reason:
+            return OffReason("server", speculation_off_reason)
+        if self.max_draft_tokens == 0:
+            return OffReason("request", "the request asked for no drafts")
+        if lost := next((sequence.context_lost for sequence in self.choices if sequence.context_lost), ""):
+            return OffReason("context", lost)
+        if gate_off_reason and any(sequence.num_steps > 1 for sequence in self.choices):
+            return OffReason("gate", gate_off_reason)
+        return OffReason("short", "the answer ended before a draft was possible")
+
+    def summary(self, off_reason: OffReason | None) -> Summary:
+        """The end of the request."""
         choices = tuple(sequence.summary() for sequence in self.choices)
-        return Summary(choices, len(self.prompt), self.error, reason, self.num_cached_tokens or 0)
+        words = off_reason.words if off_reason is not None else ""
+        return Summary(choices, len(self.prompt), self.error, words, self.num_cached_tokens or 0)
 
 
 Delivery: TypeAlias = "tuple[Callable[[Event], Any], Event]"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import fields
 from typing import Any
 
 from dspark.v1 import scheduler_pb2 as pb
 from dspark.v1 import scheduler_pb2_grpc, types_pb2
+from prometheus_client.metrics_core import Metric
 
 from kernels.sampling import Regime
 from scheduler_service import tracing
+from scheduler_service.metrics import scheduler_metrics
 from scheduler_service.request import (
     ChoiceSummary,
     Delivery,
@@ -64,6 +66,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if scheduler.failure:
             failed.set()
         self._scheduler = scheduler
+
+    def metrics(self) -> Iterable[Metric]:
+        """Metrics of the scheduler; none before there is one."""
+        return scheduler_metrics(self._scheduler) if self._scheduler is not None else ()
 
     def _ready(self) -> Scheduler:
         if self._scheduler is None:
@@ -176,13 +182,13 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         **_speculation(request.speculation),
         num_logprobs=request.num_logprobs if request.HasField("num_logprobs") else None,
         num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
+        reports_steps=request.report_steps,
     )
 
 
 def _speculation(speculation: pb.SpeculationParams) -> dict[str, Any]:
     names = ("max_draft_tokens", "max_time_per_token_ms", "priority")
     given = {name: getattr(speculation, name) for name in names if speculation.HasField(name)}
-        reports_steps=request.report_steps,
     if speculation.HasField("enabled") and not speculation.enabled:
         given["max_draft_tokens"] = 0
     return given
@@ -199,13 +205,13 @@ def _event_to_pb(event: Event) -> pb.GenerateResponse:
                 finish_reason=_REASONS[event.finish_reason],
                 scores=scores_to_pb(event.scores),
                 prompt_scores=scores_to_pb(event.prompt_scores),
+                **(event.report._asdict() if event.report is not None else {}),
             )
         )
     return pb.GenerateResponse(
         summary=pb.GenerateSummary(
             choices=[_choice_to_pb(choice) for choice in event.choices],
             num_prompt_tokens=event.num_prompt_tokens,
-                **(event.report._asdict() if event.report is not None else {}),
             error=event.error,
             speculation_off_reason=event.speculation_off_reason,
             num_cached_tokens=event.num_cached_tokens,

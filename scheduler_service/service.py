@@ -14,6 +14,7 @@ from scheduler_service.batch import Batch
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.counts import ChoiceCounts, WindowCounts
 from scheduler_service.executor_types import SamplingDefaults
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger, Load
@@ -73,6 +74,10 @@ class Scheduler:
         self._deliver: Callable[[list[Delivery]], None] = deliver_directly
         self._on_failure: Callable[[str], None] = lambda reason: None
         self._loop = StepLoop(batch, self._committer, self._hand_over, self._leave_queue, self._record_failure)
+        self.choice_counts: ChoiceCounts = self._committer.counts
+        self.window_counts = WindowCounts(limits.block_size)
+        self.num_refused = {"queue_full": 0, "draining": 0}
+        """Requests not taken, by reason."""
 
     def start(
         self,
@@ -103,6 +108,7 @@ class Scheduler:
             observers=self._observers,
             calibration=calibration,
         )
+        self.window_counts = engine.window_counts
         self._loop.start(engine)
 
     def set_delivery(self, deliver: Callable[[list[Delivery]], None], on_failure: Callable[[str], None]) -> None:
@@ -127,13 +133,16 @@ class Scheduler:
         num_tokens = len(request.prompt)
         with self._lock:
             if self._is_draining:
+                self.num_refused["draining"] += 1
                 raise UnavailableError("draining: this server is shutting down")
             if spec.request_id in self._live:
                 raise InvalidRequestError(f"request_id {spec.request_id!r} is in use", field="request_id")
             is_over = self._num_queued_tokens + num_tokens > self.settings.max_queued_tokens
             if self._num_queued_requests and is_over:
+                self.num_refused["queue_full"] += 1
                 raise QueueFullError(f"{self._num_queued_tokens} prompt tokens are waiting: try again later")
             if self._num_queued_requests >= self.settings.max_queued_requests:
+                self.num_refused["queue_full"] += 1
                 raise QueueFullError(f"{self._num_queued_requests} requests are waiting: try again later")
             self._loop.post(lambda: self._batch.enqueue(request))
             self._live[spec.request_id] = request
@@ -160,6 +169,12 @@ class Scheduler:
             self._loop.post(command)
         except UnavailableError:
             return  # the loop has ended, and with it every request
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """Requests that wait for admission, and their prompt tokens."""
+        with self._lock:
+            return self._num_queued_requests, self._num_queued_tokens
 
     def load(self) -> Load:
         """Gauges and counters."""

@@ -20,6 +20,7 @@ from scheduler_service.block_accept_observer import BlockAcceptObserver
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
+from scheduler_service.counts import WindowCounts
 from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.ledger import Ledger
@@ -79,6 +80,7 @@ class StepEngine:
         self._calibration = calibration
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace = chain_plain_steps, trace
+        self.window_counts = WindowCounts(batch.limits.block_size)
         self._block_accept = BlockAcceptObserver(ledger) if drafter is not None else None
         everybody = (*observers, *([self._block_accept] if self._block_accept else []))
         self._learning = StepLearning(batch, ledger, costs, everybody, chain_plain_steps=chain_plain_steps)
@@ -153,9 +155,9 @@ class StepEngine:
         confidences = result.confidences
         if self._calibration is not None:
             confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
+        plan.confidences = confidences
         windows = audited_windows(
             policy,
-        plan.confidences = confidences
             DraftedBatch(
                 confidences=confidences,
                 max_drafts=[row.max_drafts for row in drafted],
@@ -171,6 +173,7 @@ class StepEngine:
             [row.is_audit for row in drafted],
         )
         self._ledger.num_invalid_confidences += windows.num_invalid
+        self.window_counts.add(windows.verify_lens)
         for index, row in enumerate(drafted):
             if row.max_drafts:
                 first = index * num_slots
@@ -182,6 +185,7 @@ class StepEngine:
                 row.sequence.num_drafted += num_slots
                 row.sequence.num_drafted_steps += 1
                 self._ledger.num_drafted += num_slots
+                self._ledger.num_drafted_rows += 1
                 if row.is_audit:
                     self._ledger.num_audited_rounds += 1
                     self._ledger.num_audit_drafts += len(row.drafts)
@@ -243,6 +247,7 @@ class StepEngine:
         ledger.verifier_accept_ns += result.accept_ns
         rounds = self._commit(step, result)
         ledger.num_steps += 1
+        ledger.num_chained_steps += step.is_chained
         ended_ns = perf_counter_ns()
         self._learning.observe(
             step.plan,
@@ -272,13 +277,13 @@ class StepEngine:
                 continue
             row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
             sequence = row.sequence
+            if sequence.request.reports_steps and row.emits:
+                row.report = step.plan.report(row, result.accepted_lens[index])
             is_round, num_before = row.emits and sequence.num_tokens > 0, len(sequence.tokens)
             self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
             if is_round and sequence.finish_reason is not FinishReason.ERROR:  # else its commit has failed
                 block = row.block or _NO_BLOCK
                 rounds.append(
-            if sequence.request.reports_steps and row.emits:
-                row.report = step.plan.report(row, result.accepted_lens[index])
                     RowRound(
                         sequence,
                         num_before - 1,
