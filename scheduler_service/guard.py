@@ -45,10 +45,14 @@ _ENTRY = 0.9
 start, and only just to go on."""
 _MAX_PROBES = 2
 """Rows probed in a step; more where the draft pass takes them for little more."""
-_FIRST_AUDIT = 16
-"""Drafted steps until plain steps are measured again; then twice as many each time."""
-_MAX_AUDIT = 1024
 _AUDIT_STEPS = 4
+"""Plain steps measured together while drafting: the first is not chained behind another, and tells little."""
+_AUDIT_SHARE = 0.01
+"""Share of the time that plain steps measured while drafting may cost by not being drafted."""
+_AUDIT_INTERVALS = (16, 256)
+"""Drafted steps between them: a small gain is measured often, since little would turn it over. At once after the first
+number of them if drafted steps became so much slower or faster that plain ones are guessed to have as well:"""
+_MAX_GUESS = 0.05
 _CLEAR_GAIN = 0.5
 """Plain steps saved by a drafted one from which on it calls for no audit: nothing that drifts would turn it over."""
 _FEW_MORE = 1.1
@@ -104,7 +108,8 @@ class Guard(DraftGate):
         self._num_steps = self._no_probe_before = 0
         self._pause = 1
         self._look_again_at = self._looked_at = 0
-        self._until_audit = self._audit_interval = _FIRST_AUDIT
+        self._since_audit = 0
+        """Drafted steps of no clear gain since plain ones were measured."""
         self._audit_left = _AUDIT_STEPS
         """Plain steps to come that are measured, before anything was drafted to begin with."""
 
@@ -325,11 +330,18 @@ class Guard(DraftGate):
             self._realised.add(accepted, decision.num_accepted)
         for each in rounds:
             _of(each.history).add(each.num_drafted, each.num_verified, each.num_accepted, each.confidences)
-        self._until_audit -= gain_ns < _CLEAR_GAIN * plain_ns
-        if self._until_audit <= 0:
-            self._audit_interval = min(2 * self._audit_interval, _MAX_AUDIT)
-            self._until_audit, self._audit_left = self._audit_interval, _AUDIT_STEPS
+        self._plan_audit(decision.gain_ns / plain_ns, gain_ns / plain_ns)
         return gain_ns
+
+    def _plan_audit(self, predicted: float, measured: float) -> None:
+        """After a drafted step, of gains in plain steps: whether it is time to measure plain ones."""
+        self._since_audit += measured < _CLEAR_GAIN
+        least, most = _AUDIT_INTERVALS
+        interval = min(most, max(least, _AUDIT_STEPS * predicted / _AUDIT_SHARE))
+        if abs(self._correction.guessed) > _MAX_GUESS:
+            interval = least
+        if self._since_audit >= interval:
+            self._since_audit, self._audit_left = 0, _AUDIT_STEPS
 
     def _earn(self, plain_steps: float) -> None:
         """A step has ended that saved so many plain steps."""

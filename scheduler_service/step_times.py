@@ -19,6 +19,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._level = self._distance = 0.0
         self._num_plain = self._num_drafted = 0
+        self.guessed = 0.0
+        """How far drafted steps have moved the level since plain ones were measured, as a logarithm."""
 
     @property
     def plain(self) -> float:
@@ -36,6 +38,7 @@ class StepTimes:
         error = _capped_error(measured_ns, predicted_ns * self.plain, self._num_plain)
         step = max(1 / self._num_plain, 0.25 if is_audit else 0.1) * error
         self._level += step
+        self.guessed = 0.0
         self._distance -= step if is_audit else 0.0
 
     def add_drafted(self, measured_ns: float, predicted_ns: float) -> None:
@@ -46,6 +49,7 @@ class StepTimes:
             self._distance += error / self._num_drafted
         else:
             self._level += 0.06 * error
+            self.guessed += 0.06 * error
             self._distance += 0.02 * error
 
 
