@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspark.v1 import scheduler_pb2, types_pb2
+from dspark.v1 import gateway_pb2, scheduler_pb2, types_pb2
 
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
 from service_kit.scores import scores_from_pb
@@ -92,6 +92,11 @@ def _report_from_pb(chunk: scheduler_pb2.TokenChunk) -> StepReport:
         budget=chunk.budget,
         num_rows=chunk.num_rows,
     )
+
+
+def report_to_pb(report: StepReport | None) -> gateway_pb2.StepReport | None:
+    """The message that tells text clients what a step did."""
+    return None if report is None else gateway_pb2.StepReport(**vars(report))
 
 
 def stats_from_pb(stats: scheduler_pb2.ChoiceSummary) -> ChoiceStats:

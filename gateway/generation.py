@@ -22,7 +22,7 @@ from gateway.scheduler_client import SchedulerClient, TokenStream
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
-from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, Summary, TokenRequest, Tokens
+from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
 from service_kit.errors import InvalidRequestError, UnavailableError
 from service_kit.scores import TokenScore
 
@@ -48,6 +48,8 @@ class Delta:
     """One for each of `token_ids`, if asked for."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the next tokens of the prompt, from the second on."""
+    report: StepReport | None = None
+    """If asked for: of the step as it was, even where a stop string cut its tokens."""
 
     @property
     def text(self) -> str:
@@ -144,6 +146,7 @@ class Generation:
             self._reasons[choice],
             message.scores[: step.num_tokens],
             message.prompt_scores,
+            message.report,
         )
 
     def _report(self) -> None:
@@ -282,6 +285,7 @@ class TextGenerator:
             max_draft_tokens=speculation.limit,
             max_time_per_token_ms=speculation.max_time_per_token_ms,
             priority=speculation.priority,
+            reports_steps=request.dspark is not None and request.dspark.steps,
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_logprobs if request.echoes else None,
             isolation_key=isolation_key,

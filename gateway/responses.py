@@ -15,7 +15,8 @@ import orjson
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.generation import Delta, End, Generation
 from gateway.logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.schemas import GenerationRequest
+from gateway.schemas import ChatRequest, GenerationRequest
+from gateway.step_reports import step_body
 from gateway.tokens import ChoiceStats, ModelInfo
 from service_kit.scores import TokenScore
 
@@ -46,6 +47,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -79,6 +81,7 @@ class Answer:
             self._writers = [writer(tokenizer) for _ in self._num_tokens]
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in generations]
         self._with_pieces = request.dspark is not None and request.dspark.pieces
+        self._with_steps = request.dspark is not None and request.dspark.steps
         self._root = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{generations[0].request.request_id}",
             "object": "chat.completion" if is_chat else "text_completion",
@@ -102,6 +105,7 @@ class Answer:
                 choice.token_ids += item.token_ids
                 choice.pieces += item.pieces
                 choice.scores += item.scores
+                choice.steps += [step_body(item.report)] if item.report is not None else []
                 choice.finish_reason = item.finish_reason
         body: dict[str, Any] = {**self._root, "choices": [self._choice(i, c) for i, c in enumerate(choices)]}
         if self._with_ids and self._is_chat:
@@ -113,7 +117,7 @@ class Answer:
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         is_continuous = bool(options and options.continuous_usage_stats)
-        sends_empty = self._with_ids or is_continuous or bool(self._writers)
+        sends_empty = self._with_ids or is_continuous or bool(self._writers) or self._with_steps
         bare = {**self._root, "object": "chat.completion.chunk" if self._is_chat else "text_completion"}
         root = {**bare, "usage": None} if with_usage and not is_continuous else bare
         opened: set[int] = set()
@@ -204,8 +208,16 @@ class Answer:
         else:
             body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
         logprobs = self._logprobs(index, item.token_ids, item.scores, is_first=is_first)
-        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": item.finish_reason}
-        return choice | self._extras(item.token_ids, item.pieces)
+        step = {"step": step_body(item.report)} if item.report is not None else {}
+        extras = self._extras(item.token_ids, item.pieces, step)
+        for left, delta in zip(reversed(range(len(deltas))), deltas, strict=True):
+            if self._is_chat:
+                body: dict[str, Any] = {"delta": delta}
+            else:
+                body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
+            ending = {"logprobs": logprobs, "finish_reason": None if left else reason}
+            yield {"index": index, **body, **ending, **extras}
+            logprobs, extras = None, {}
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         if self._is_chat:
@@ -215,15 +227,18 @@ class Answer:
             if self._with_ids:
                 body["prompt_token_ids"] = self._generations[index // self._num_choices].request.prompt_token_ids
         logprobs = self._logprobs(index, choice.token_ids, choice.scores, is_first=True)
-        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-        return whole | self._extras(choice.token_ids, choice.pieces)
+        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
+        steps = {"steps": choice.steps} if self._with_steps else {}
+        return whole | self._extras(choice.token_ids, choice.pieces, steps)
 
-    def _extras(self, token_ids: list[int], pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _extras(self, token_ids: list[int], pieces: Sequence[Piece], steps: dict[str, Any]) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self._with_ids:
             extras["token_ids"] = token_ids
         if self._with_pieces:
-            extras["dspark"] = {"pieces": [[piece.text, piece.is_accepted_draft] for piece in pieces]}
+            extras["dspark"] = {"pieces": [[piece.text, piece.is_accepted_draft] for piece in pieces], **steps}
+        elif steps:
+            extras["dspark"] = steps
         return extras
 
     def _usage(self) -> dict[str, Any]:

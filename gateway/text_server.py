@@ -12,7 +12,7 @@ from dspark.v1 import gateway_pb2, gateway_pb2_grpc
 from opentelemetry.trace import SpanKind
 
 from gateway.auth import ApiKeys
-from gateway.conversions import reason_to_pb, sampling_from_pb, stats_to_pb
+from gateway.conversions import reason_to_pb, report_to_pb, sampling_from_pb, stats_to_pb
 from gateway.generation import Delta, End, Generation, TextGenerator
 from gateway.responses import exactness
 from gateway.schemas import ChatRequest, CompletionRequest, parse_request
@@ -51,7 +51,7 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
                 async for item in events:
                     if isinstance(item, Delta):
                         num_tokens, reason = item.num_tokens, item.finish_reason
-                        if item.pieces:
+                        if item.pieces or item.report is not None:
                             yield gateway_pb2.GenerateTextResponse(chunk=_chunk(item))
                     else:
                         yield gateway_pb2.GenerateTextResponse(
@@ -84,6 +84,8 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
             fields["model"] = request.model
         if request.HasField("speculation"):
             fields["speculation"] = {field.name: value for field, value in request.speculation.ListFields()}
+        if request.report_steps:
+            fields["dspark"] = {"steps": True}
         if request.messages:
             fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
             return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings), isolation_key)
@@ -96,7 +98,8 @@ def _chunk(delta: Delta) -> gateway_pb2.TextChunk:
     return gateway_pb2.TextChunk(
         pieces=[
             gateway_pb2.TextPiece(text=piece.text, is_accepted_draft=piece.is_accepted_draft) for piece in delta.pieces
-        ]
+        ],
+        step=report_to_pb(delta.report),
     )
 
 

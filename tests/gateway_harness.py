@@ -60,6 +60,13 @@ def score(token_id: int) -> types_pb2.TokenScore:
     return types_pb2.TokenScore(logprob=-token_id / 256, rank=2, top_token_ids=top_ids, top_logprobs=top_logprobs)
 
 
+def _report(step: list[int]) -> dict[str, Any]:
+    """What the scripted scheduler tells of a step."""
+    confidences = [0.875, 0.75, 0.5, float("nan")]
+    accepted = {"num_uncut_accepted": min(2, len(step) - 1)}
+    return {"num_drafted": 4, "confidences": confidences, "budget": 6, "num_rows": 2, **accepted}
+
+
 class ScriptedScheduler:
     """A SchedulerService that answers from a script, three tokens a step of which two are accepted drafts."""
 
@@ -125,6 +132,7 @@ class ScriptedScheduler:
                         num_verified=4,
                         finish_reason=reason,
                         scores=[score(token_id) for token_id in step] if request.HasField("num_logprobs") else [],
+                        **(_report(step) if request.report_steps else {}),
                     )
                 )
                 await asyncio.sleep(self.step_s)
