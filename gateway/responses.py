@@ -15,7 +15,7 @@ import orjson
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.generation import Delta, End, Generation
 from gateway.logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.schemas import ChatRequest, GenerationRequest
+from gateway.schemas import GenerationRequest
 from gateway.step_reports import step_body
 from gateway.tokens import ChoiceStats, ModelInfo
 from service_kit.scores import TokenScore
@@ -208,16 +208,9 @@ class Answer:
         else:
             body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
         logprobs = self._logprobs(index, item.token_ids, item.scores, is_first=is_first)
+        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": item.finish_reason}
         step = {"step": step_body(item.report)} if item.report is not None else {}
-        extras = self._extras(item.token_ids, item.pieces, step)
-        for left, delta in zip(reversed(range(len(deltas))), deltas, strict=True):
-            if self._is_chat:
-                body: dict[str, Any] = {"delta": delta}
-            else:
-                body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
-            ending = {"logprobs": logprobs, "finish_reason": None if left else reason}
-            yield {"index": index, **body, **ending, **extras}
-            logprobs, extras = None, {}
+        return choice | self._extras(item.token_ids, item.pieces, step)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         if self._is_chat:
@@ -227,7 +220,7 @@ class Answer:
             if self._with_ids:
                 body["prompt_token_ids"] = self._generations[index // self._num_choices].request.prompt_token_ids
         logprobs = self._logprobs(index, choice.token_ids, choice.scores, is_first=True)
-        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
+        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         steps = {"steps": choice.steps} if self._with_steps else {}
         return whole | self._extras(choice.token_ids, choice.pieces, steps)
 
