@@ -1,11 +1,10 @@
-"""What clients get to know of every step: `dspark.step` of chunks, `dspark.steps` of whole answers, `TextChunk.step`."""
+"""What clients get to know of every step: in chunks, in whole answers and in text gRPC."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
