@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.tools.form import CALL_OPEN
 from service_kit.errors import ConfigurationError, InvalidRequestError
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
@@ -30,13 +32,36 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._variables = dict(variables)
         self._knows_developer = "developer" in source
+        # The answer's calls are read in one form, so only a template that writes calls in that form may show them.
+        self.has_tools = (
+            all(part in source for part in ("tools", "tool_calls", "arguments", CALL_OPEN))
+            and "<function=" not in source  # the same tag around another form
+        )
+        """Whether the template shows tools and calls itself."""
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigurationError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The prompt, ending where the assistant's answer starts.
+    @cached_property
+    def has_system_role(self) -> bool:
+        """Whether a chat may begin with a system turn."""
+        try:
+            self.render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+        except InvalidRequestError:
+            return False
+        return True
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt, ending where the assistant's answer starts, or without `add_generation_prompt` behind the last
+        turn. `tools` only if the template `has_tools`.
 
         `developer` turns become `system` turns for templates that do not know them. Raises InvalidRequestError when
         the template refuses the messages.
@@ -48,9 +73,9 @@ class ChatTemplate:
                 **self._variables,
                 **(variables or {}),
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise InvalidRequestError(f"the chat template refuses these messages: {error}", field="messages") from error

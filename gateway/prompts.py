@@ -5,11 +5,25 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from gateway.chat_template import ChatTemplate
 from gateway.tokenizer import TextTokenizer
+from gateway.tools.form import Tool
+from gateway.tools.prompt import as_plain_turns, as_tool_turns
 from service_kit.errors import InvalidRequestError
+
+
+class ChatEnd(Enum):
+    """Where the rendered chat ends."""
+
+    ANSWER = "answer"
+    """Where the assistant's answer starts."""
+    TURN = "turn"
+    """Behind the last turn."""
+    CONTINUE = "continue"
+    """Within the last turn, the assistant's, behind its text."""
 
 
 class PromptEncoder:
@@ -25,26 +39,61 @@ class PromptEncoder:
         """Ids of a raw prompt; special tokens in it count, since such a client writes its own template."""
         return self._tokenizer.encode(prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: ChatEnd = ChatEnd.ANSWER,
+    ) -> list[int]:
         """Ids of the rendered chat. Raises InvalidRequestError without a template, or when it refuses the messages."""
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template: use /v1/completions, or set DSPARK_GATEWAY_CHAT_TEMPLATE",
                 field="messages",
             )
-        if self._allow_special_tokens or not self._has_special([messages, variables]):
-            return self._tokenizer.encode_rendered(self._template.render(messages, variables))
+        mark = f"\ue002{secrets.token_hex(8)}"  # where the last turn's text ends, in the rendered chat
+        if end is ChatEnd.CONTINUE:
+            messages = _with_mark(messages, mark)
+        shown: list[dict[str, Any]] = []
+        if self._template.has_tools:
+            messages, shown = as_tool_turns(messages), [tool.described() for tool in tools]
+        else:
+            messages = as_plain_turns(messages, tools, has_system_role=not tools or self._template.has_system_role)
+        if self._allow_special_tokens or not self._has_special([messages, variables, shown]):
+            return self._tokenizer.encode_rendered(self._render(messages, variables, shown, end, mark))
         guard = _Guard(self._tokenizer)
-        rendered = self._template.render(guard.mask(messages), guard.mask(variables))
-        return guard.encode(rendered)
+        return guard.encode(self._render(guard.mask(messages), guard.mask(variables), guard.mask(shown), end, mark))
+
+    def _render(self, messages: Any, variables: Any, tools: Any, end: ChatEnd, mark: str) -> str:
+        assert self._template is not None
+        rendered = self._template.render(messages, variables, tools, add_generation_prompt=end is ChatEnd.ANSWER)
+        if end is not ChatEnd.CONTINUE:
+            return rendered
+        if mark not in rendered:
+            raise InvalidRequestError(
+                "continue_final_message: the chat template does not show the last message as it is",
+                field="continue_final_message",
+            )
+        return rendered[: rendered.rindex(mark)]
 
     def _has_special(self, value: Any) -> bool:
         if isinstance(value, str):
             search = self._tokenizer.special_pattern.search
             return bool(search(value) or search(self._tokenizer.normalize(value)))
         if isinstance(value, Mapping):
-            return any(map(self._has_special, value.values()))
+            return any(map(self._has_special, (*value, *value.values())))
         return isinstance(value, Sequence) and any(map(self._has_special, value))
+
+
+def _with_mark(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise InvalidRequestError(
+            "continue_final_message needs the last message to be the assistant's, without tool calls",
+            field="continue_final_message",
+        )
+    return [*messages[:-1], {**last, "content": last["content"] + mark}]
 
 
 class _Guard:
@@ -63,7 +112,7 @@ class _Guard:
         if isinstance(value, str):
             return self._find.sub(lambda m: f"\ue000{self._nonce}{self._names.index(m[0])}\ue001", value)
         if isinstance(value, Mapping):
-            return {key: self.mask(item) for key, item in value.items()}
+            return {self.mask(key): self.mask(item) for key, item in value.items()}
         return [self.mask(item) for item in value] if isinstance(value, Sequence) else value
 
     def encode(self, rendered: str) -> list[int]:
