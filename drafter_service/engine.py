@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from prometheus_client.metrics_core import Metric
 
 from drafter_service.loading import LoadedDrafter
+from drafter_service.metrics import DraftCounts, drafter_metrics
 from drafter_service.records import (
     DraftResult,
     DraftRows,
@@ -39,6 +41,13 @@ class DrafterEngine:
         self._draft_index = _inverse(self._model.weights.draft_to_target, self._config.vocab_size)
         self._thread = thread
         self._session: Session | None = None
+        self._counts = DraftCounts()
+
+    def metrics(self) -> Iterable[Metric]:
+        """What calls did so far, and the memory of the session."""
+        session = self._session
+        num_pages, arena_bytes = (session.sizes.num_pages, session.arena_bytes) if session else (0, {})
+        return drafter_metrics(self._counts, arena_bytes, num_pages * self._model.page_bytes)
 
     def attach(self, session_id: int, sizes: SessionSizes, features_arena: str) -> SessionArenas:
         """Starts or continues a session over a feature ring; idempotent. Runs after any call in flight.
@@ -107,7 +116,9 @@ class DrafterEngine:
             head=ended - ingested - backbone_ns,
             total=ended - started,
         )
-        return DraftResult(block.token_ids, confidences, draft_probs, failures, timings)
+        result = DraftResult(block.token_ids, confidences, draft_probs, failures, timings)
+        self._counts.add(work, result)
+        return result
 
     def _check(self, work: DraftWork) -> None:
         anchor_ids, block_size = work.rows.anchor_ids, self._config.block_size

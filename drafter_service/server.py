@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dspark.v1 import drafter_pb2, drafter_pb2_grpc
+from prometheus_client.metrics_core import Metric
 
 from drafter_service.convert import info_to_pb, result_to_pb, work_from_pb
 from drafter_service.engine import DrafterEngine
@@ -59,6 +61,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     def _draft(self, request: drafter_pb2.DraftRequest) -> drafter_pb2.DraftResponse:
         work = work_from_pb(request)
         return result_to_pb(self._engine.draft(request.session, request.epoch, request.step_id, work))
+
+    def metrics(self) -> Iterable[Metric]:
+        """Metrics of the drafter."""
+        return self._engine.metrics()
 
     def close(self) -> None:
         """Gives back the session's shared memory."""

@@ -42,6 +42,12 @@ class Session:
         self._draft_probs: Arena | None = None
         self._draft_to_target: Arena | None = None
 
+    @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Shared memory that the session owns, by arena."""
+        owned = {"draft_probs": self._draft_probs, "draft_to_target": self._draft_to_target}
+        return {name: arena.spec.total_bytes for name, arena in owned.items() if arena is not None}
+
     def close(self) -> None:
         """Drops the arenas."""
         for arena in (self._ring, self._draft_probs, self._draft_to_target):

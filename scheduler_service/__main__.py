@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import grpc
 from dspark.v1 import scheduler_pb2_grpc
 from grpc_health.v1 import health_pb2
 
@@ -21,6 +22,8 @@ from scheduler_service.startup import build_scheduler
 from scheduler_service.transport import DrafterTransport, VerifierTransport
 from service_kit import rpc, telemetry
 from service_kit.errors import ServiceError, UnavailableError
+from service_kit.metrics import new_registry
+from service_kit.metrics_rpc import add_metrics_service
 from service_kit.settings import CommonSettings, load_settings
 from service_kit.step_socket import step_socket_path
 
@@ -64,12 +67,14 @@ async def serve(settings: SchedulerSettings, common: CommonSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     servicer = SchedulerServicer()
-    server, health = rpc.async_server(
-        SERVICE_NAME,
-        rpc.socket_address(common.run_dir, "scheduler"),
-        lambda server: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
-        max_message_bytes=settings.max_message_bytes,
-    )
+    registry = new_registry("scheduler", servicer.metrics)
+
+    def register(server: grpc.aio.Server) -> None:
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        add_metrics_service(server, registry)
+
+    address = rpc.socket_address(common.run_dir, "scheduler")
+    server, health = rpc.async_server(SERVICE_NAME, address, register, max_message_bytes=settings.max_message_bytes)
     await health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     connecting = _on_daemon_thread(connect, settings, common)

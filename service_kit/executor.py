@@ -18,6 +18,8 @@ from service_kit import telemetry
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ServiceError
 from service_kit.handoff import remove_orphans
+from service_kit.metrics import new_registry
+from service_kit.metrics_rpc import add_metrics_service
 from service_kit.rpc import prepare_run_dir, socket_address, sync_server
 from service_kit.settings import CommonSettings, load_settings
 from service_kit.step_socket import StepServer, step_socket_path
@@ -37,7 +39,7 @@ class Executor(NamedTuple):
     settings_class: type[BaseSettings]
     """With the fields `model` and `max_message_bytes`."""
     load: Callable[[Any, EngineThread, Path], Any]
-    """From settings, engine thread and cache directory to a servicer that is warm and can be closed."""
+    """From settings, engine thread and cache directory to a servicer that is warm, has metrics and can be closed."""
     register: Callable[[Any, Any], None]
     """Adds a servicer to a gRPC server."""
     step_call: Callable[[Any], Callable[[bytes], bytes]]
@@ -65,9 +67,13 @@ class Executor(NamedTuple):
         thread = EngineThread(f"{self.name}-engine")
         servicer = self.load(settings, thread, common.cache_dir)
         address, max_bytes = socket_address(common.run_dir, self.name), settings.max_message_bytes
-        server, health = sync_server(
-            self.service_name, address, lambda server: self.register(servicer, server), max_message_bytes=max_bytes
-        )
+        registry = new_registry(self.name, servicer.metrics)
+
+        def register(server: Any) -> None:
+            self.register(servicer, server)
+            add_metrics_service(server, registry)
+
+        server, health = sync_server(self.service_name, address, register, max_message_bytes=max_bytes)
         steps = StepServer(
             step_socket_path(common.run_dir, self.name), self.step_call(servicer), max_message_bytes=max_bytes
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
+from prometheus_client.metrics_core import Metric
 from torch import Tensor
 
 from kernels import draws
@@ -17,6 +18,7 @@ from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
 from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
+from verifier_service.metrics import StepCounts, verifier_metrics
 from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
 from verifier_service.prompt_scores import score_prompts
 from verifier_service.session import DraftArenas, Session, SessionSizes
@@ -45,6 +47,13 @@ class VerifierEngine:
         self.epoch = secrets.randbits(63) | 1
         self._thread = thread
         self._session: Session | None = None
+        self._counts = StepCounts()
+
+    def metrics(self) -> Iterable[Metric]:
+        """What steps did so far, and the memory of the session."""
+        session = self._session
+        num_pages, arena_bytes = (session.sizes.num_pages, session.arena_bytes) if session else (0, {})
+        return verifier_metrics(self._counts, arena_bytes, num_pages * page_bytes(self.target.model.config))
 
     def attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas) -> Attachment:
         """Starts a session or, within it, maps the drafter's arenas. Runs after any step in flight.
@@ -106,7 +115,9 @@ class VerifierEngine:
         accepted.prompt_scores = score_prompts(session, batch, hidden, model.logits)
         clocks.append(time.perf_counter_ns())
         phases = [Phase(name, *span) for name, span in zip(_PHASES, itertools.pairwise(clocks), strict=True)]
-        return StepResult(accepted, [*phases, Phase("total", started, clocks[-1])])
+        result = StepResult(accepted, [*phases, Phase("total", started, clocks[-1])])
+        self._counts.add(batch, result)
+        return result
 
     def profile(self, num_tokens: int, context_len: int, repeats: int) -> list[int]:
         """Times forwards with logits for every row, in nanoseconds, on scratch pages.

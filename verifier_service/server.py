@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dspark.v1 import verifier_pb2, verifier_pb2_grpc
+from prometheus_client.metrics_core import Metric
 
 from service_kit import telemetry
 from service_kit.engine_thread import EngineThread
@@ -58,6 +60,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Times forwards of one shape."""
         durations = self._engine.profile(request.num_tokens, request.context_len, request.repeats)
         return verifier_pb2.ProfileResponse(forward_ns=durations)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Metrics of the verifier."""
+        return self._engine.metrics()
 
     def close(self) -> None:
         """Gives back the session's shared memory."""

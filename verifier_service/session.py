@@ -87,6 +87,11 @@ class Session:
         """Name of the feature ring's arena; empty without one."""
         return self._features.name if self._features else ""
 
+    @property
+    def arena_bytes(self) -> dict[str, int]:
+        """Shared memory that the session owns, by arena."""
+        return {"features": self._features.spec.total_bytes} if self._features else {}
+
     def attach_drafter(self, names: DraftArenas) -> None:
         """Maps the drafter's arenas where they are new; repeating a call changes nothing.
 
