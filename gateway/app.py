@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from gateway.auth import ApiKeys, AuthMiddleware
 from gateway.generation import TextGenerator
+from gateway.key_limits import KeyLimitMiddleware, KeyLimits
 from gateway.routes.generate import add_generate_routes
 from gateway.routes.info import add_info_routes
 from gateway.settings import GatewaySettings
@@ -20,8 +22,11 @@ from service_kit.errors import ServiceError
 _log = logging.getLogger(__name__)
 
 
-def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys) -> FastAPI:
-    """The application. Starts nothing: the caller runs the generator's readiness."""
+def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits) -> FastAPI:
+    """The application. Starts nothing: the caller runs the generator's readiness.
+
+    The text gRPC service has the same `keys` and `limits`.
+    """
     # Spans are RequestContext's: those that newer versions of FastAPI make would double them. Older ones ignore this.
     telemetry: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
     app = FastAPI(title="DSpark", docs_url=None, redoc_url=None, openapi_url=None, telemetry=telemetry)
@@ -40,6 +45,15 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
     # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
     open_paths = add_info_routes(app, settings, generator)
     app.state.open_paths = open_paths
+    app.add_middleware(KeyLimitMiddleware, limits=limits)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
+    if settings.cors_origins:  # outside of the keys: preflights carry none, and browsers must be able to read a 401
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", "x-request-id", "x-dspark-exact", "x-dspark-ignored-parameters"),
+        )
     app.add_middleware(RequestContext, open_paths=open_paths)
     return app

@@ -6,7 +6,17 @@ from typing import Any
 
 from dspark.v1 import gateway_pb2, scheduler_pb2, types_pb2
 
-from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
+from gateway.tokens import (
+    ChoiceStats,
+    FinishReason,
+    ModelInfo,
+    Progress,
+    Sampling,
+    StepReport,
+    Summary,
+    TokenRequest,
+    Tokens,
+)
 from service_kit.scores import scores_from_pb
 
 _TO_REASON: dict[int, FinishReason] = {
@@ -147,6 +157,13 @@ def sampling_from_pb(params: scheduler_pb2.SamplingParams) -> Sampling:
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=tuple(tuple(word.token_ids) for word in params.bad_words),
         min_tokens=params.min_tokens,
+    )
+
+
+def progress_from_pb(load: scheduler_pb2.GetLoadResponse) -> Progress:
+    """How far the scheduler is."""
+    return Progress(
+        num_unfinished=load.num_running + load.num_waiting, num_tokens=load.num_committed + load.num_prefill_tokens
     )
 
 

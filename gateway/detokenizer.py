@@ -23,16 +23,24 @@ class DetokenizedStep(NamedTuple):
     num_tokens: int
     """Tokens of this step that belong to the answer: all, or those up to the end of a stop string."""
     is_stopped: bool
-    """Whether a stop string was found; the text ends just before it."""
+    """Whether a stop string was found; the text ends just before it, or with it where that is asked for."""
 
 
 class Detokenizer:
     """Text of one choice. Its output does not depend on how the tokens are cut into steps."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
+    ) -> None:
         """`token_bytes` gives the bytes of a token; `stop` are the stop strings, none empty, which do not count where
-        they are complete within the first `min_tokens` tokens."""
+        they are complete within the first `min_tokens` tokens. `keeps_stop`: what stopped the text is part of it."""
         self._token_bytes = token_bytes
+        self._keeps_stop = keeps_stop
         self._num_blind_tokens = min_tokens
         self._num_blind_characters = 0
         """Of what is held back: a stop string that ends within them does not count."""
@@ -44,13 +52,17 @@ class Detokenizer:
         self._held: deque[Piece] = deque()
         self._held_text = ""
 
-    def push(self, token_ids: Sequence[int], num_accepted: int, *, is_last: bool = False) -> DetokenizedStep:
+    def push(
+        self, token_ids: Sequence[int], num_accepted: int, *, is_last: bool = False, ends_by_token: bool = False
+    ) -> DetokenizedStep:
         """Takes the tokens of one step, of which the first `num_accepted` are accepted drafts.
 
-        `is_last` releases what is held back. After a stop string the choice is over: push no more.
+        `is_last` releases what is held back. `ends_by_token`: the last token is there to stop, and adds no text. After
+        a stop string the choice is over: push no more.
         """
+        num_shown = len(token_ids) - (ends_by_token and not self._keeps_stop)
         for index, token_id in enumerate(token_ids):
-            text = self._decoder.decode(self._token_bytes(token_id))
+            text = self._decoder.decode(self._token_bytes(token_id) if index < num_shown else b"")
             if self._add(text, index < num_accepted):
                 return DetokenizedStep(self._release(0), index + 1, True)
         if is_last and (rest := self._decoder.decode(b"", final=True)) and self._add(rest, False):
@@ -71,9 +83,10 @@ class Detokenizer:
         found = [(at + len(s), at) for s in self._stop if (at := self._find(s)) >= 0]
         if not found:
             return False
-        start = min(found)[1]
-        surplus = len(self._held_text) - start
-        self._held_text = self._held_text[:start]
+        end, start = min(found)
+        kept_len = end if self._keeps_stop else start
+        surplus = len(self._held_text) - kept_len
+        self._held_text = self._held_text[:kept_len]
         while surplus > 0:
             piece = self._held.pop()
             kept = piece.text[: max(0, len(piece.text) - surplus)]

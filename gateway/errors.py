@@ -39,6 +39,35 @@ class LoadingError(UnavailableError):
     code = "loading"
 
 
+class DrainingError(UnavailableError):
+    """The server is about to end."""
+
+    code = "draining"
+
+
+class TimeoutExpiredError(ServiceError):
+    """The request took longer than the server lets it."""
+
+    status = "DEADLINE_EXCEEDED"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        """`code` says which deadline passed."""
+        super().__init__(message)
+        self.code = code
+
+
+class RateLimitError(ServiceError):
+    """The caller asks for more than its API key may have."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
+        """`retry_after_s`: seconds until another try can succeed."""
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
 class GenerationFailedError(ServiceError):
     """The engine failed this request after it was admitted."""
 
@@ -58,7 +87,7 @@ _HTTP = {
     "UNAUTHENTICATED": (401, "authentication_error", None),
     "RESOURCE_EXHAUSTED": (429, "rate_limit_error", "queue_full"),
     "UNAVAILABLE": (503, "server_error", "unavailable"),
-    "DEADLINE_EXCEEDED": (504, "server_error", "timeout"),
+    "DEADLINE_EXCEEDED": (504, "timeout", "timeout"),
 }
 
 

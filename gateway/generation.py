@@ -14,12 +14,16 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
+from gateway.deadlines import Deadlines
 from gateway.detokenizer import Detokenizer, Piece
-from gateway.errors import ContextLengthError, GenerationFailedError, UnknownModelError
+from gateway.errors import GenerationFailedError, UnknownModelError
+from gateway.live_requests import LiveRequests
 from gateway.prompts import PromptEncoder
 from gateway.readiness import Readiness
+from gateway.room import fit_prompt
 from gateway.scheduler_client import SchedulerClient, TokenStream
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, Speculation
+from gateway.schemas.structured import blamed_on
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
@@ -78,8 +82,14 @@ class Generation:
         scheduler: SchedulerClient,
         detokenizers: list[Detokenizer],
         tokenizer: TextTokenizer,
+        *,
+        deadlines: Deadlines,
+        live: LiveRequests,
     ) -> None:
         """Use TextGenerator."""
+        self._deadlines = deadlines
+        self._live = live
+        live.add(self)
         self.request = request
         self.tokenizer = tokenizer
         self._stream = stream
@@ -119,10 +129,14 @@ class Generation:
     def cancel(self) -> None:
         """Aborts what still runs."""
         self._stream.cancel()
+        self._deadlines.close()
+        self._live.discard(self)
 
     async def _next(self, messages: AsyncIterator[Tokens | Summary]) -> Tokens | Summary | None:
         """The next message; None when the stream ends, or when only a summary is left that does not come."""
         is_done = None not in self._reasons
+        if is_done:
+            self._deadlines.close()
         try:
             return await asyncio.wait_for(messages.__anext__(), _SUMMARY_TIMEOUT_S if is_done else None)
         except (StopAsyncIteration, asyncio.TimeoutError):
@@ -135,7 +149,11 @@ class Generation:
         choice, reason = message.choice, message.finish_reason
         if reason in ("abort", "error"):
             return None
-        step = self._detokenizers[choice].push(message.token_ids, message.num_accepted, is_last=reason is not None)
+        if message.token_ids:
+            self._deadlines.keep_first()
+        step = self._detokenizers[choice].push(
+            message.token_ids, message.num_accepted, is_last=reason is not None, ends_by_token=reason == "stop"
+        )
         self._num_tokens[choice] += step.num_tokens
         self._reasons[choice] = "stop" if step.is_stopped else reason
         return Delta(
@@ -184,6 +202,7 @@ class TextGenerator:
         """`encoder` must use `tokenizer`."""
         self.model_names = settings.resolved_model_names()
         self.readiness = readiness
+        self.live = LiveRequests()
         self._settings = settings
         self._scheduler = scheduler
         self._tokenizer = tokenizer
@@ -203,7 +222,10 @@ class TextGenerator:
         """Admits a chat of the caller that `isolation_key` stands for. Raises a ServiceError when it is refused."""
         info = self._prepare(request, "chat")
         messages, variables = request.template_messages(), request.template_variables()
-        token_ids = await self._in_thread(lambda: self._encoder.encode_chat(messages, variables))
+        tools = request.offered_tools
+        token_ids = await self._in_thread(
+            lambda: self._encoder.encode_chat(messages, variables, tools, request.chat_end)
+        )
         return await self._start(request, info, token_ids, "messages", isolation_key)
 
     async def start_completions(self, request: CompletionRequest, isolation_key: bytes) -> list[Generation]:
@@ -224,6 +246,13 @@ class TextGenerator:
         """Checks that cost nothing. Returns what is served."""
         model = self.resolve_model(request.model)
         info = self.readiness.require_info()
+        if request.prompt_logprobs is not None and (
+            request.stream or (request.echoes and request.num_logprobs is not None)
+        ):
+            raise InvalidRequestError(
+                "prompt_logprobs needs stream to be false, and says the same as echo with logprobs: send one of them",
+                field="prompt_logprobs",
+            )
         if request.n is not None and request.n > info.max_num_seqs:
             raise InvalidRequestError(f"n: at most {info.max_num_seqs} (max_num_seqs), got {request.n}", field="n")
         for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
@@ -254,31 +283,17 @@ class TextGenerator:
     async def _start(
         self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str, isolation_key: bytes
     ) -> Generation:
-        num_prompt = len(token_ids)
-        if num_prompt == 0:
-            raise InvalidRequestError(f"{field}: the prompt has no tokens", field=field)
-        room = info.max_model_len - num_prompt
-        if room < 1:
-            raise ContextLengthError(
-                f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
-                f"{num_prompt + 1} tokens ({num_prompt} in the {field}, at least 1 in the completion). "
-                f"Please reduce the length of the {field}.",
-                field=field,
-            )
-        largest = max(token_ids)
-        if largest >= info.vocab_size:
-            raise InvalidRequestError(
-                f"{field}: token id {largest} is outside the vocabulary of {info.vocab_size}", field=field
-            )
+        prompt = fit_prompt(token_ids, request, info, field)
         sampling = _with_defaults(request.sampling(), info.sampling_defaults)
         if words := request.bad_words:
             sampling = replace(sampling, bad_words=await self._in_thread(lambda: self._banned_sequences(words)))
         speculation = request.speculation or Speculation.model_validate({})
+        form = request.requested_form()
         token_request = TokenRequest(
             request_id=uuid.uuid4().hex,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=prompt.token_ids,
             sampling=sampling,
-            max_tokens=min(room, request.token_limit or room),
+            max_tokens=prompt.max_tokens,
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             num_choices=request.n or 1,
@@ -287,15 +302,25 @@ class TextGenerator:
             priority=speculation.priority,
             reports_steps=request.dspark is not None and request.dspark.steps,
             num_logprobs=request.num_logprobs,
-            num_prompt_logprobs=request.num_logprobs if request.echoes else None,
+            num_prompt_logprobs=request.num_logprobs if request.echoes else request.prompt_logprobs,
             isolation_key=isolation_key,
+            structured_output=form.output if form is not None else None,
         )
-        stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
+        with blamed_on(form):
+            stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
         detokenizers = [
-            Detokenizer(self._tokenizer.token_bytes, request.stop, sampling.min_tokens)
+            Detokenizer(
+                self._tokenizer.named_bytes if request.shows_special_tokens else self._tokenizer.token_bytes,
+                request.stop,
+                sampling.min_tokens,
+                keeps_stop=bool(request.include_stop_str_in_output),
+            )
             for _ in range(token_request.num_choices)
         ]
-        return Generation(token_request, stream, self._scheduler, detokenizers, self._tokenizer)
+        deadlines = Deadlines(stream, self._settings)
+        return Generation(
+            token_request, stream, self._scheduler, detokenizers, self._tokenizer, deadlines=deadlines, live=self.live
+        )
 
     def _banned_sequences(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
         """Tokens of every word, at the start of a text and behind a space: most tokenizers tell them apart."""

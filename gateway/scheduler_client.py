@@ -11,8 +11,14 @@ import grpc
 from dspark.v1 import scheduler_pb2, scheduler_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.conversions import abort_to_pb, model_info_from_pb, request_to_pb, response_from_pb
-from gateway.tokens import FinishReason, ModelInfo, Summary, TokenRequest, Tokens
+from gateway.conversions import (
+    abort_to_pb,
+    model_info_from_pb,
+    progress_from_pb,
+    request_to_pb,
+    response_from_pb,
+)
+from gateway.tokens import FinishReason, ModelInfo, Progress, Summary, TokenRequest, Tokens
 from service_kit.errors import InvalidRequestError, QueueFullError, ServiceError, UnavailableError
 from service_kit.rpc import field_of, open_aio_channel
 from service_kit.telemetry import to_metadata
@@ -31,6 +37,9 @@ class TokenStream(Protocol):
     def cancel(self) -> None:
         """Aborts the request unless it has ended. Idempotent."""
 
+    def fail(self, error: ServiceError) -> None:
+        """Aborts the request, and raises `error` in whoever iterates."""
+
 
 class SchedulerClient(Protocol):
     """What the gateway asks of a scheduler."""
@@ -46,6 +55,9 @@ class SchedulerClient(Protocol):
 
     async def is_serving(self) -> bool:
         """Whether requests are taken now. Never raises."""
+
+    async def progress(self) -> Progress:
+        """How far it is. Raises a ServiceError when it does not say."""
 
     async def close(self) -> None:
         """Releases the connection."""
@@ -104,6 +116,13 @@ class GrpcScheduler:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
+    async def progress(self) -> Progress:
+        """See SchedulerClient."""
+        try:
+            return progress_from_pb(await self._stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S))
+        except grpc.aio.AioRpcError as error:
+            raise _from_rpc(error) from error
+
     async def close(self) -> None:
         """See SchedulerClient."""
         await self._channel.close()
@@ -112,6 +131,7 @@ class GrpcScheduler:
 class _GrpcStream:
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._failure: ServiceError | None = None
 
     async def __aiter__(self) -> AsyncGenerator[Tokens | Summary, None]:
         try:
@@ -119,8 +139,16 @@ class _GrpcStream:
                 yield response_from_pb(response)
         except grpc.aio.AioRpcError as error:
             raise _from_rpc(error) from error
+        except asyncio.CancelledError:  # raised by a call that was cancelled, too
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
     def cancel(self) -> None:
+        self._call.cancel()
+
+    def fail(self, error: ServiceError) -> None:
+        self._failure = error
         self._call.cancel()
 
 
@@ -177,6 +205,10 @@ class LocalScheduler:
     async def is_serving(self) -> bool:
         """True: whoever made this client waits for the scheduler first."""
         return True
+
+    async def progress(self) -> Progress:
+        """See SchedulerClient."""
+        return progress_from_pb(await self._servicer.GetLoad(scheduler_pb2.GetLoadRequest(), _LocalContext(())))
 
     async def close(self) -> None:
         """Nothing to release: the servicer belongs to its maker."""
@@ -241,4 +273,8 @@ class _LocalStream:
             yield message
 
     def cancel(self) -> None:
+        self._task.cancel()
+
+    def fail(self, error: ServiceError) -> None:
+        self._messages.put_nowait(error)
         self._task.cancel()

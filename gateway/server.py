@@ -16,6 +16,7 @@ from gateway.app import create_app
 from gateway.auth import ApiKeys
 from gateway.chat_template import load_chat_template
 from gateway.generation import TextGenerator
+from gateway.key_limits import KeyLimits
 from gateway.prompts import PromptEncoder
 from gateway.readiness import Readiness
 from gateway.scheduler_client import SchedulerClient
@@ -25,6 +26,10 @@ from gateway.tokenizer import load_tokenizer
 from service_kit.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
+
+
+_CLOSE_S = 1
+"""Seconds for the last bytes of answers that are complete."""
 
 
 class _Server(uvicorn.Server):
@@ -41,7 +46,8 @@ def create_generator(settings: GatewaySettings, scheduler: SchedulerClient) -> T
     tokenizer = load_tokenizer(model_dir)
     template = load_chat_template(model_dir, settings.chat_template)
     encoder = PromptEncoder(tokenizer, template, allow_special_tokens=settings.allow_special_tokens)
-    return TextGenerator(settings, scheduler, Readiness(scheduler), tokenizer, encoder)
+    readiness = Readiness(scheduler, stall_timeout_s=settings.stall_timeout_s)
+    return TextGenerator(settings, scheduler, readiness, tokenizer, encoder)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -66,11 +72,14 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
     with listener:
         port = listener.getsockname()[1]
         keys = ApiKeys(settings.resolved_api_keys())
+        limits = KeyLimits(settings)
         _warn_if_open(settings)
         generator = create_generator(settings, scheduler)
         grpc_port = settings.resolved_grpc_port(port)
         try:
-            text_server, health = create_text_server(settings, generator, keys, f"{settings.grpc_host}:{grpc_port}")
+            text_server, health = create_text_server(
+                settings, generator, keys, limits, f"{settings.grpc_host}:{grpc_port}"
+            )
         except OSError as error:
             raise ConfigurationError(
                 f"{error}; choose another port for the text gRPC service (DSPARK_GATEWAY_GRPC_PORT)",
@@ -85,7 +94,7 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
         generator.readiness.listeners.append(set_health)
         server = _Server(
             uvicorn.Config(
-                create_app(settings, generator, keys),
+                create_app(settings, generator, keys, limits),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -93,7 +102,7 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
                 ws="none",
                 lifespan="off",
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=settings.drain_timeout_s,
+                timeout_graceful_shutdown=_CLOSE_S,
             )
         )
         await text_server.start()
@@ -104,8 +113,12 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
             await asyncio.wait({*tasks, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.set()
+            # New requests get a status, not a refused connection, for as long as running ones take.
+            await generator.readiness.drain()
+            if not await generator.live.wait_idle(settings.drain_timeout_s):
+                _log.warning("requests still ran after %d s: they end now", settings.drain_timeout_s)
             server.should_exit = True
-            await asyncio.gather(*tasks, text_server.stop(settings.drain_timeout_s))
+            await asyncio.gather(*tasks, text_server.stop(_CLOSE_S))
             watcher.cancel()
             generator.close()
         with contextlib.suppress(asyncio.CancelledError):

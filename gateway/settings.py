@@ -38,6 +38,8 @@ class GatewaySettings(BaseSettings):
     """Whether special tokens written out in a chat message act as such. A client could then forge turns."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
     """Largest request body, in bytes."""
+    max_json_depth: int = Field(100, ge=8, le=250)
+    """Most levels of nesting in a request body."""
     max_messages: int = Field(4096, ge=1)
     """Most messages of a chat."""
     max_prompts: int = Field(64, ge=1)
@@ -56,12 +58,24 @@ class GatewaySettings(BaseSettings):
     """Seconds of silence on a stream after which a comment line is sent."""
     admission_timeout_s: float = Field(30.0, gt=0)
     """Seconds the scheduler may take to admit or refuse a request."""
+    first_token_timeout_s: float = Field(600.0, gt=0)
+    """Seconds from admission to the first token, waiting and prefill included; then the request ends with 504."""
+    generation_timeout_s: float = Field(3600.0, gt=0)
+    """Seconds from admission to the end of the answer; then the request ends with 504, or its stream with an error."""
+    stall_timeout_s: float = Field(60.0, gt=0)
+    """Seconds without a token, while requests run, after which `/health` says `stalled`."""
+    key_max_concurrent: int = Field(0, ge=0)
+    """Most requests of one API key at once; 0: no limit. Without keys, of all callers together."""
+    key_requests_per_minute: int = Field(0, ge=0)
+    """Most requests of one API key a minute, in bursts of up to so many; 0: no limit. Without keys, of all callers."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Origins, such as `https://chat.example.com`, whose pages may call the API; `*`: all. Empty: none."""
     retry_after_s: int = Field(1, ge=1)
     """Value of Retry-After on 429 and 503, in seconds."""
     drain_timeout_s: int = Field(30, ge=0)
     """Seconds that running requests get to finish after a termination signal."""
 
-    @field_validator("served_model_names", mode="before")
+    @field_validator("served_model_names", "cors_origins", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value

@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 from gateway.auth import ApiKeys
 from gateway.conversions import reason_to_pb, report_to_pb, sampling_from_pb, stats_to_pb
 from gateway.generation import Delta, End, Generation, TextGenerator
+from gateway.key_limits import KeyLimits
 from gateway.responses import exactness
 from gateway.schemas import ChatRequest, CompletionRequest, parse_request
 from gateway.settings import GatewaySettings
@@ -27,8 +28,11 @@ TEXT_SERVICE = "dspark.v1.TextService"
 class TextServicer(gateway_pb2_grpc.TextServiceServicer):
     """TextService over the shared generator."""
 
-    def __init__(self, settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys) -> None:
-        """Shares `generator` with the REST API."""
+    def __init__(
+        self, settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits
+    ) -> None:
+        """Shares `generator` and `limits` with the REST API."""
+        self._limits = limits
         self._settings = settings
         self._generator = generator
         self._keys = keys
@@ -41,8 +45,11 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
         isolation_key = self._keys.require(
             next((str(value) for key, value in metadata if key == "authorization"), None)
         )
-        with tracer().start_as_current_span(
-            "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
+        with (
+            self._limits.request(isolation_key),
+            tracer().start_as_current_span(
+                "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
+            ),
         ):
             generation = await self._start(request, isolation_key)
             await context.send_initial_metadata(tuple(exactness(self._generator.readiness.require_info()).items()))
@@ -112,10 +119,10 @@ def _register(servicer: TextServicer, server: grpc.aio.Server) -> None:
 
 
 def create_text_server(
-    settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, address: str
+    settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits, address: str
 ) -> tuple[grpc.aio.Server, Any]:
     """The gRPC server bound to `address`, and its health servicer. Not started. Raises OSError if it cannot bind."""
-    servicer = TextServicer(settings, generator, keys)
+    servicer = TextServicer(settings, generator, keys, limits)
     return async_server(
         TEXT_SERVICE,
         address,

@@ -130,6 +130,16 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What tells a scheduler that works from one that hangs."""
+
+    num_unfinished: int
+    """Choices that run or wait."""
+    num_tokens: int
+    """Tokens committed and prompt tokens computed since its start."""
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """What the scheduler serves."""
 

@@ -15,6 +15,14 @@ from gateway.settings import GatewaySettings
 from gateway.web import json_response
 
 
+_NOT_READY = {
+    "loading": "the model is loading",
+    "stalled": "requests run, but no token came for longer than DSPARK_GATEWAY_STALL_TIMEOUT_S",
+    "unavailable": "the model server is not available",
+    "draining": "the server is about to end",
+}
+
+
 def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGenerator) -> frozenset[str]:
     """Endpoints that never touch the scheduler: they answer from what the gateway last heard.
 
@@ -54,9 +62,7 @@ def add_info_routes(app: FastAPI, settings: GatewaySettings, generator: TextGene
             reason = readiness.require_info().inexact_reason
             exactness = {"bit_exact": False, "inexact_reason": reason} if reason else {"bit_exact": True}
             return json_response({"status": "ready", **exactness})
-        is_loading = readiness.state == "loading"
-        message = "the model is loading" if is_loading else "the model server is not available"
-        body = error_body(message, "server_error", code=readiness.state)
+        body = error_body(_NOT_READY[readiness.state], "server_error", code=readiness.state)
         return json_response(body, 503, {"retry-after": str(settings.retry_after_s)})
 
     @app.get("/version")

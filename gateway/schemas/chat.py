@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from gateway.chat_template import RESERVED_VARIABLES
 from gateway.schemas.controls import Integer, limits
 from gateway.schemas.generation import GenerationRequest
+from gateway.schemas.text_form import TemplateEnd
+from gateway.schemas.tools import ToolFields, TurnToolCall
 
 _MAX_TEMPLATE_VARIABLES = 32
 
@@ -21,7 +23,8 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
     name: str | None = None
-    tool_calls: None = None
+    tool_calls: list[TurnToolCall] | None = None
+    tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -40,14 +43,15 @@ class ChatMessage(BaseModel):
             texts.append(part["text"])
         return "".join(texts)
 
-    @field_validator("tool_calls", mode="before")
-    @classmethod
-    def _no_tool_calls(cls, value: Any) -> None:
-        if value:
-            raise ValueError("tool calls are not supported yet")
+    def for_template(self) -> dict[str, Any]:
+        """The turn as a template sees it."""
+        turn = self.model_dump(include={"role", "content", "name", "tool_call_id"}, exclude_none=True)
+        included = {"id", "type", "function"}
+        calls = [call.model_dump(include=included, exclude_none=True) for call in self.tool_calls or ()]
+        return {**turn, "tool_calls": calls} if calls else turn
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolFields, TemplateEnd):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -88,7 +92,7 @@ class ChatRequest(GenerationRequest):
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The turns as a template sees them."""
-        return [m.model_dump(include={"role", "content", "name"}, exclude_none=True) for m in self.messages]
+        return [message.for_template() for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
         """Variables for the template besides the messages."""

@@ -21,6 +21,14 @@ class CompletionRequest(GenerationRequest):
     """Prompts, each as text or as token ids."""
     logprobs: Annotated[Integer | None, BeforeValidator(_none_if_false)] = Field(None, ge=0, le=20)
     echo: bool | None = None
+    best_of: Integer | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != (info.data.get("n") or 1):
+            raise ValueError("choosing the best of several is not supported: leave it out, or send the value of n")
+        return value
 
     @property
     def num_logprobs(self) -> int | None:

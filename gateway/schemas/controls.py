@@ -16,7 +16,12 @@ def _int_or_none(value: Any) -> Any:
     return value
 
 
+def _false_if_none(value: Any) -> Any:
+    return False if value is None else value
+
+
 Integer = Annotated[int, BeforeValidator(_int_or_none)]
+Flag = Annotated[bool, BeforeValidator(_false_if_none)]
 
 
 def limits(info: ValidationInfo) -> GatewaySettings:

@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from gateway.schemas.controls import ControlFields, Integer, limits
+from gateway.schemas.controls import ControlFields, Flag, Integer, limits
+from gateway.schemas.structured import StructuredFields
+from gateway.schemas.text_form import TextFields
 from gateway.tokens import Sampling
 
 _MAX_UINT64 = 2**64 - 1
@@ -28,9 +30,9 @@ class Extension(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    pieces: bool = False
+    pieces: Flag = False
     """Send the text of every token with whether it was an accepted draft."""
-    steps: bool = False
+    steps: Flag = False
     """Send what every step did."""
 
 
@@ -54,7 +56,7 @@ class Speculation(BaseModel):
         return 0 if self.enabled is False else self.max_draft_tokens
 
 
-class GenerationRequest(ControlFields):
+class GenerationRequest(ControlFields, StructuredFields, TextFields):
     """What chat and completion requests share. Validate with the GatewaySettings as context."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)

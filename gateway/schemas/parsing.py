@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+import orjson
+from pydantic import BaseModel, ValidationError
 
-from gateway.schemas.generation import GenerationRequest
 from gateway.settings import GatewaySettings
 from service_kit.errors import InvalidRequestError
 
@@ -36,7 +37,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -48,7 +49,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that an endpoint may lack, with the values that ask for nothing; null always does."""
 
-_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include_obfuscation"}
+)
 """Parameters for the provider's books: accepted and without effect anywhere."""
 
 
@@ -56,40 +59,45 @@ def _same(value: Any, neutral: Any) -> bool:
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def parse_request(request_class: type[RequestT], body: Any, settings: GatewaySettings) -> RequestT:
     """Validates a decoded body. Raises InvalidRequestError naming the first field at fault."""
     if not isinstance(body, dict):
         raise InvalidRequestError("the request body must be a JSON object")
-    path = next(_paths_of(body, "chat_template"), None)
+    path = next(_paths_of(body, "chat_template", settings.max_json_depth), None)
     if path is not None:
         raise InvalidRequestError("chat templates in requests are refused: they run on the server", field=path)
     for name, neutral in NEUTRAL_VALUES.items():
         value = None if name in request_class.model_fields else body.get(name)
         if value is not None and not any(_same(value, allowed) for allowed in neutral):
-            remedy = f"send {neutral[0]!r} or leave it out" if neutral else "leave it out"
-            raise InvalidRequestError(f"{name} is not supported here yet: {remedy}", field=name)
+            remedy = f"send {orjson.dumps(neutral[0]).decode()} or leave it out" if neutral else "leave it out"
+            raise InvalidRequestError(f"{name} is not supported here: {remedy}", field=name)
     try:
         return request_class.model_validate(body, context=settings)
     except ValidationError as error:
         raise _from_validation(error) from error
 
 
-def _paths_of(body: dict[str, Any], name: str) -> Iterator[str]:
-    """Paths, at any depth, of keys `name` whose value is not null."""
-    todo: list[tuple[str, Any]] = [("", body)]
+def _paths_of(body: dict[str, Any], name: str, max_depth: int) -> Iterator[str]:
+    """Paths, at any depth, of keys `name` whose value is not null. Raises InvalidRequestError for a body too deep."""
+    todo: list[tuple[str, Any, int]] = [("", body, 1)]
     while todo:
-        path, value = todo.pop()
+        path, value, depth = todo.pop()
+        if depth > max_depth:
+            field = re.split(r"[.\[]", path, maxsplit=1)[0]
+            raise InvalidRequestError(f"{field} is nested more than {max_depth} levels deep", field=field)
         if isinstance(value, dict):
             for key, item in value.items():
                 here = f"{path}.{key}" if path else str(key)
                 if key == name and item is not None:
                     yield here
-                todo.append((here, item))
+                if isinstance(item, (dict, list)):
+                    todo.append((here, item, depth + 1))
         elif isinstance(value, list):
-            todo += [(f"{path}[{i}]", item) for i, item in enumerate(value) if isinstance(item, (dict, list))]
+            items = [(f"{path}[{i}]", item) for i, item in enumerate(value) if isinstance(item, (dict, list))]
+            todo += [(here, item, depth + 1) for here, item in items]
 
 
 def _from_validation(error: ValidationError) -> InvalidRequestError:
@@ -108,10 +116,13 @@ def _from_validation(error: ValidationError) -> InvalidRequestError:
 _logged_unknown: set[str] = set()
 
 
-def unknown_parameters(request: GenerationRequest) -> list[str]:
+def unknown_parameters(request: BaseModel) -> list[str]:
     """Names of the fields nobody knows, which are ignored. Each is logged once."""
     extra: Mapping[str, Any] = request.model_extra or {}
     names = sorted(name for name in extra if name not in NEUTRAL_VALUES and name not in _IGNORED)
+    options = getattr(request, "stream_options", None)
+    if isinstance(options, BaseModel):
+        names += sorted(f"stream_options.{name}" for name in options.model_extra or {} if name not in _IGNORED)
     for name in names:
         if name not in _logged_unknown and len(_logged_unknown) < 1000:
             _logged_unknown.add(name)

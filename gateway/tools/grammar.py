@@ -15,15 +15,9 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 freely can do so without end."""
 
 
-def with_json_style(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with JSON_STYLE for what its own `x-guidance` leaves open."""
-    own = schema.get("x-guidance", {})
-    return {**schema, "x-guidance": {**JSON_STYLE, **own} if isinstance(own, dict) else own}
-
-
 def json_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON, with a style. Raises orjson.JSONEncodeError for one nested too deeply."""
-    return orjson.dumps(with_json_style(schema)).decode()
+    """The schema as JSON, with JSON_STYLE unless it has its own. Raises orjson.JSONEncodeError if nested too deeply."""
+    return orjson.dumps({"x-guidance": JSON_STYLE, **schema}).decode()
 
 
 def tool_grammar(

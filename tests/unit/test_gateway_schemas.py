@@ -72,6 +72,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"best_of": 2}, "best_of"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ({"use_beam_search": True}, "use_beam_search"),
     ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
@@ -106,6 +113,26 @@ def test_refused_prompts(prompt: Any) -> None:
 )
 def test_prompt_forms(prompt: Any, prompts: list[Any]) -> None:
     assert parse_request(CompletionRequest, {"prompt": prompt}, SETTINGS).prompt == prompts
+
+
+def test_best_of_is_no_more_than_n() -> None:
+    for fields in ({"best_of": 1}, {"n": 2, "best_of": 2}, {"best_of": None}):
+        parse_request(CompletionRequest, {"prompt": "a", **fields}, SETTINGS)
+    for fields in ({"best_of": 2}, {"n": 2, "best_of": 1}):
+        with pytest.raises(InvalidRequestError) as caught:
+            parse_request(CompletionRequest, {"prompt": "a", **fields}, SETTINGS)
+        assert caught.value.field == "best_of"
+
+
+def test_nulls_within_objects_are_accepted_too() -> None:
+    fields = {
+        "stream_options": {"include_usage": None, "continuous_usage_stats": None},
+        "speculation": {"enabled": None, "max_draft_tokens": None, "priority": None},
+        "dspark": {"pieces": None, "steps": None},
+    }
+    request = parse_request(ChatRequest, {**CHAT, **fields}, SETTINGS)
+    assert request.dspark is not None
+    assert request.dspark.pieces is request.dspark.steps is False
 
 
 def test_missing_parts_are_named() -> None:
@@ -190,10 +217,18 @@ def test_messages_are_tolerant_where_clients_are_sloppy() -> None:
 def test_unknown_parameters_are_listed_and_bookkeeping_ones_are_not() -> None:
     request = parse_request(ChatRequest, {**CHAT, "zeta": 1, "alpha": 2, "user": "me", "tools": None}, SETTINGS)
     assert unknown_parameters(request) == ["alpha", "zeta"]
+    options = {"stream_options": {"colour": 1, "include_obfuscation": False}}
+    assert unknown_parameters(parse_request(ChatRequest, {**CHAT, **options}, SETTINGS)) == ["stream_options.colour"]
 
 
 def test_deep_nesting_is_no_way_to_crash() -> None:
     value: Any = 1
     for _ in range(5000):
         value = [value]
+    with pytest.raises(InvalidRequestError, match="nested more than 100 levels") as caught:
+        parse_request(ChatRequest, {**CHAT, "x": value}, SETTINGS)
+    assert caught.value.field == "x"
+    value = 1
+    for _ in range(90):
+        value = {"a": [value]} if isinstance(value, int) else [value]
     parse_request(ChatRequest, {**CHAT, "x": value}, SETTINGS)
