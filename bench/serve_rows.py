@@ -149,7 +149,7 @@ def _row(mode: str, concurrency: int, own: _Sample, by_mode: dict[str, _Sample],
             "speedup_p75": ratio.p75,
         }
     if own.counters:
-        cap = by_mode.get(CAP_ACCEPT)
+        cap = next((other for name, other in by_mode.items() if name.split(":")[0] == CAP_ACCEPT), None)
         row |= _drafting_columns(own.drafting, cap.drafting if cap is not None else None)
         if own.is_whole:
             row |= _step_columns(own, base)
