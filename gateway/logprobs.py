@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.tokenizer import TextTokenizer
@@ -11,6 +11,24 @@ from service_kit.scores import TokenScore
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
+
+
+def prompt_logprobs(
+    tokenizer: TextTokenizer, token_ids: Sequence[int], scores: Sequence[TokenScore]
+) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs`: an object for each token of the prompt, by token id; null for those without a score: the
+    first, and where choice 0 was ended early others."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        name = tokenizer.named_bytes(token_id).decode(errors="replace")
+        return {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": name}
+
+    entries: list[dict[str, Any] | None] = [None]
+    for token_id, score in zip(token_ids[1:], scores, strict=False):
+        top = zip(score.top_ids, score.top_logprobs, range(1, len(score.top_ids) + 1), strict=True)
+        likeliest = {str(each): entry(each, logprob, rank) for each, logprob, rank in top}
+        entries.append({str(token_id): entry(token_id, score.logprob, score.rank)} | likeliest)
+    return entries + [None] * (len(token_ids) - len(entries))
 
 
 class ChatLogprobs:
@@ -36,8 +54,10 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """`logprobs` of one choice of a completion. Counts characters for `text_offset`, so add tokens in order."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, token_bytes: Callable[[int], bytes]) -> None:
+        """`token_bytes` gives what a token adds to the text."""
         self._tokenizer = tokenizer
+        self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
@@ -46,7 +66,7 @@ class CompletionLogprobs:
         part: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token_id, score in zip(token_ids, scores, strict=True):
             part["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+            self._offset += len(self._decoder.decode(self._token_bytes(token_id)))
             part["tokens"].append(self._name(token_id))
             part["token_logprobs"].append(None if score is None else max(score.logprob, _LEAST))
             part["top_logprobs"].append(None if score is None else self._top(token_id, score))

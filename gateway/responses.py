@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,11 @@ import orjson
 
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.generation import Delta, End, Generation
-from gateway.logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.schemas import GenerationRequest
+from gateway.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
+from gateway.schemas import ChatRequest, GenerationRequest
 from gateway.step_reports import step_body
 from gateway.tokens import ChoiceStats, ModelInfo
+from gateway.tools.chat import ChatCalls
 from service_kit.scores import TokenScore
 
 DONE = b"data: [DONE]\n\n"
@@ -74,11 +75,18 @@ class Answer:
         self._num_tokens = [0] * (len(generations) * self._num_choices)
         self._with_ids = bool(request.return_token_ids)
         tokenizer = generations[0].tokenizer
+        self._token_bytes = tokenizer.named_bytes if request.shows_special_tokens else tokenizer.token_bytes
         self._writers: list[ChatLogprobs | CompletionLogprobs] = []
         """One a choice, where log-probabilities are asked for."""
         if request.num_logprobs is not None:
-            writer = ChatLogprobs if is_chat else CompletionLogprobs
-            self._writers = [writer(tokenizer) for _ in self._num_tokens]
+            self._writers = [
+                ChatLogprobs(tokenizer) if is_chat else CompletionLogprobs(tokenizer, self._token_bytes)
+                for _ in self._num_tokens
+            ]
+        self._calls: list[ChatCalls] = []
+        """One a choice, where there are tools to call."""
+        if isinstance(request, ChatRequest) and request.offered_tools:
+            self._calls = [ChatCalls() for _ in self._num_tokens]
         self._prompt_scores: list[list[TokenScore]] = [[] for _ in generations]
         self._with_pieces = request.dspark is not None and request.dspark.pieces
         self._with_steps = request.dspark is not None and request.dspark.steps
@@ -110,6 +118,8 @@ class Answer:
         body: dict[str, Any] = {**self._root, "choices": [self._choice(i, c) for i, c in enumerate(choices)]}
         if self._with_ids and self._is_chat:
             body["prompt_token_ids"] = self._generations[0].request.prompt_token_ids
+        if self._is_chat:
+            body |= self._prompt_logprobs(0)
         return {**body, "usage": self._usage(), **self._statistics(end)}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -129,7 +139,8 @@ class Answer:
                     self._num_cached += item.num_cached_tokens
                     continue
                 index = self._count(prompt, item)
-                if not item.text and item.finish_reason is None and not (sends_empty and item.token_ids):
+                deltas, reason = self._deltas(index, item)
+                if not deltas and reason is None and not (sends_empty and item.token_ids):
                     continue
                 usage = {"usage": self._usage()} if is_continuous else {}
                 data = b""
@@ -137,7 +148,9 @@ class Answer:
                 if is_first:
                     opened.add(index)
                     data = self._opening(root, index, prompt, usage)
-                yield data + event({**root, "choices": [self._delta(index, item, is_first)], **usage})
+                for choice in self._choices(index, item, deltas or [{}], reason, is_first):
+                    data += event({**root, "choices": [choice], **usage})
+                yield data
         if with_usage:
             yield event({**bare, "choices": [], "usage": self._usage(), **self._statistics(end)})
 
@@ -168,7 +181,7 @@ class Answer:
         if not self._request.echoes:
             return ""
         generation = self._generations[prompt]
-        step = Detokenizer(generation.tokenizer.token_bytes).push(generation.request.prompt_token_ids, 0, is_last=True)
+        step = Detokenizer(self._token_bytes).push(generation.request.prompt_token_ids, 0, is_last=True)
         return "".join(piece.text for piece in step.pieces)
 
     def _logprobs(
@@ -183,6 +196,14 @@ class Answer:
         prompt_ids, prompt_scores = self._generations[prompt].request.prompt_token_ids, self._prompt_scores[prompt]
         unknown = [None] * (len(prompt_ids) - 1 - len(prompt_scores))  # only where choice 0 was ended early
         return self._writers[index].add([*prompt_ids, *token_ids], [None, *prompt_scores, *unknown, *scores])
+
+    def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
+        """`prompt_logprobs`, if asked for."""
+        if self._request.prompt_logprobs is None:
+            return {}
+        generation = self._generations[prompt]
+        prompt_ids = generation.request.prompt_token_ids
+        return {"prompt_logprobs": prompt_logprobs(generation.tokenizer, prompt_ids, self._prompt_scores[prompt])}
 
     def _count(self, prompt: int, delta: Delta) -> int:
         index = prompt * self._num_choices + delta.choice
@@ -202,25 +223,42 @@ class Answer:
         choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "prompt_token_ids": prompt_ids}
         return event({**root, "choices": [choice], **usage})
 
-    def _delta(self, index: int, item: Delta, is_first: bool) -> dict[str, Any]:
-        if self._is_chat:
-            body: dict[str, Any] = {"delta": {"content": item.text} if item.text else {}}
-        else:
-            body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
+    def _deltas(self, index: int, item: Delta) -> tuple[list[dict[str, Any]], str | None]:
+        """What the item adds to a message, one chunk each, and the finish reason once there is one."""
+        if self._calls:
+            return self._calls[index].add(item.text, item.finish_reason)
+        return [{"content": item.text}] if item.text else [], item.finish_reason
+
+    def _choices(
+        self, index: int, item: Delta, deltas: list[dict[str, Any]], reason: str | None, is_first: bool
+    ) -> Iterator[dict[str, Any]]:
+        """The choice of every chunk that the item makes. What belongs to its tokens comes with the first one."""
         logprobs = self._logprobs(index, item.token_ids, item.scores, is_first=is_first)
-        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": item.finish_reason}
         step = {"step": step_body(item.report)} if item.report is not None else {}
-        return choice | self._extras(item.token_ids, item.pieces, step)
+        extras = self._extras(item.token_ids, item.pieces, step)
+        for left, delta in zip(reversed(range(len(deltas))), deltas, strict=True):
+            if self._is_chat:
+                body: dict[str, Any] = {"delta": delta}
+            else:
+                body = {"text": (self._echo(index // self._num_choices) if is_first else "") + item.text}
+            ending = {"logprobs": logprobs, "finish_reason": None if left else reason}
+            yield {"index": index, **body, **ending, **extras}
+            logprobs, extras = None, {}
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        if self._is_chat:
-            body: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        reason = choice.finish_reason
+        if self._calls:
+            message, reason = self._calls[index].message(choice.text, reason)
+            body: dict[str, Any] = {"message": message}
+        elif self._is_chat:
+            body = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
         else:
             body = {"text": self._echo(index // self._num_choices) + choice.text}
             if self._with_ids:
                 body["prompt_token_ids"] = self._generations[index // self._num_choices].request.prompt_token_ids
+            body |= self._prompt_logprobs(index // self._num_choices)
         logprobs = self._logprobs(index, choice.token_ids, choice.scores, is_first=True)
-        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        whole = {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
         steps = {"steps": choice.steps} if self._with_steps else {}
         return whole | self._extras(choice.token_ids, choice.pieces, steps)
 

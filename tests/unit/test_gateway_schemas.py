@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -68,9 +68,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["x", " "]}, "bad_words"),
     ({"bad_words": ["x"] * 129}, "bad_words"),
     ({"min_tokens": -1}, "min_tokens"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"best_of": 2}, "best_of"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
@@ -209,7 +206,7 @@ def test_messages_are_tolerant_where_clients_are_sloppy() -> None:
     assert request.template_messages() == [
         {"role": "developer", "content": "be brief"},
         {"role": "assistant", "content": ""},
-        {"role": "tool", "content": "4"},
+        {"role": "tool", "content": "4", "tool_call_id": "x"},
         {"role": "user", "content": "Hi", "name": "Ann"},
     ]
 
