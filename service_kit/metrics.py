@@ -118,6 +118,11 @@ def _process_families(process: str, collector: ProcessCollector) -> Iterator[Met
             yield spec.by_label({(process,): found[spec.name]})
 
 
-def exposition(registry: CollectorRegistry) -> str:
+def exposition(registry: Collector) -> str:
     """Everything a registry has, in Prometheus's text format."""
     return generate_latest(registry).decode()
+
+
+def exposition_of(*families: Metric) -> str:
+    """A few families, in the same format."""
+    return exposition(_Families(lambda: families))

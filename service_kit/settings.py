@@ -40,8 +40,12 @@ class CommonSettings(BaseSettings):
     """Directory of converted models, compiled kernels and self-test results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is printed."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of log lines; json: one object a line."""
     trace_exporter: Literal["none", "console", "otlp"] = "none"
     """Where OpenTelemetry spans go. "otlp" honours the standard OTEL_EXPORTER_OTLP_* variables."""
+    metrics_exporter: Literal["none", "otlp"] = "none"
+    """Where the gateway's OpenTelemetry metrics of generative AI go, besides Prometheus's at `/metrics`."""
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
