@@ -25,7 +25,7 @@ from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
-from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, StepShape
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.guard import Guard
 from scheduler_service.ledger import Ledger
@@ -42,16 +42,17 @@ _CONTEXT, _ANSWER = 4096, 2048
 class _AlwaysDrafting(Guard):
     """Decides as the guard does, then drafts every row all the same: the dearest step there is."""
 
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """All rows, whole blocks."""
         super().decide(shape, candidates)
-        return DraftDecision(list(range(len(candidates))), _BLOCK if candidates else 0)
+        count = candidates.num_rows
+        return DraftDecision(list(range(count)), _BLOCK if count else 0)
 
 
 class _NeverDrafting(Guard):
     """Decides as the guard does, then drafts nothing."""
 
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """No row."""
         super().decide(shape, candidates)
         return NOTHING

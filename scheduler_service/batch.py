@@ -65,6 +65,7 @@ class Batch:
                 self.verifier_updates.admit(sequence.slot, sequence.sampling, sequence.target_options())
                 if self.limits.block_size:
                     self.drafter_updates.admit(sequence.slot, sequence.sampling)
+                    self.draft_gate.begin(sequence.slot, len(sequence.tokens) + 1)
                 if not sequence.waits_for_prompt:
                     self._reuse_prefix(sequence)
                     self.reserve(sequence, len(sequence.tokens))

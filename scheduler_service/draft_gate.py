@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.draft_history import RowHistory
+from scheduler_service.draft_history import DraftedRounds, Ints
 from scheduler_service.policy.base import StepWork
 
 
@@ -43,15 +42,20 @@ class StepShape(NamedTuple):
     """Positions of context that those read."""
 
 
-class Candidate(NamedTuple):
-    """A row that may be drafted."""
+class Candidates(NamedTuple):
+    """Rows that may be drafted; parallel arrays."""
 
-    history: RowHistory | None
-    """None where nothing is decided by it."""
-    context_len: int
-    """Its tokens so far."""
-    max_drafts: int
-    """Most drafts it may verify; at least 1."""
+    slots: Ints
+    """[rows]: where the gate keeps what it knows of them."""
+    context_lens: Ints
+    """[rows] tokens so far."""
+    max_drafts: Ints
+    """[rows] most drafts each may verify; at least 1."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return self.slots.size
 
 
 class DraftDecision(NamedTuple):
@@ -72,31 +76,21 @@ class DraftDecision(NamedTuple):
 NOTHING = DraftDecision([], 0)
 
 
-class DraftedRound(NamedTuple):
-    """What came of a drafted row."""
-
-    history: RowHistory | None
-    num_drafted: int
-    """Slots that could have been verified: its limit, if that is less than the block."""
-    num_verified: int
-    num_accepted: int
-    """Drafts committed."""
-    confidences: Sequence[float] = ()
-    """Of its drafts: what those that were not verified were worth."""
-
-
 class DraftGate(ABC):
     """Decides what to draft, and is told what came of it."""
 
-    @abstractmethod
-    def new_history(self, context_len: int) -> RowHistory | None:
-        """For a sequence that begins to decode."""
+    def begin(self, slot: int, context_len: int) -> None:  # noqa: B027 - optional
+        """A sequence of `context_len` tokens takes the slot."""
 
     @abstractmethod
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """What the step should draft. Nothing counts as drafted yet: a plan may be thrown away."""
 
-    def drafting(self, candidates: Sequence[Candidate], decision: DraftDecision) -> None:  # noqa: B027 - optional
+    @abstractmethod
+    def survivals(self, candidates: Candidates) -> npt.NDArray[np.float64]:
+        """[candidates, block] probability by history that each draft is accepted, 0 from `max_drafts` on."""
+
+    def drafting(self, candidates: Candidates, decision: DraftDecision) -> None:  # noqa: B027 - optional
         """`decision` is carried out."""
 
     def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:  # noqa: B027 - optional
@@ -106,7 +100,7 @@ class DraftGate(ABC):
         self,
         shape: StepShape,
         decision: DraftDecision,
-        rounds: Sequence[DraftedRound],
+        rounds: DraftedRounds,
         elapsed_ns: int,
         *,
         is_steady: bool,
@@ -127,10 +121,11 @@ class OpenGate(DraftGate):
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
 
-    def new_history(self, context_len: int) -> RowHistory | None:
-        """None."""
-        return None
-
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """All of them."""
-        return DraftDecision(list(range(len(candidates))), self._num_slots) if candidates else NOTHING
+        count = candidates.num_rows
+        return DraftDecision(list(range(count)), self._num_slots) if count else NOTHING
+
+    def survivals(self, candidates: Candidates) -> npt.NDArray[np.float64]:
+        """Nothing is known."""
+        return np.zeros((candidates.num_rows, self._num_slots))

@@ -1,4 +1,5 @@
-"""What came of a row's drafts: accepted lengths by position, older rounds fading. Pure numbers.
+"""What came of drafts: accepted lengths by position, older rounds fading, of every slot and of the engine. Pure
+numbers.
 
 A draft that was trimmed has no outcome; its confidence stands for it. So what a row is worth does not depend on how
 much of it was verified beside whom. Everything here is history, so decisions that follow from it are lossless (design
@@ -7,10 +8,14 @@ much of it was verified beside whom. Everything here is history, so decisions th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
 
 _ROW_MEMORY = 0.9
 """Weight that a row's counts keep from round to round: some ten rounds count."""
@@ -26,118 +31,129 @@ _NUM_TEACHING_ROUNDS = 4
 _MAX_PROBE_INTERVAL = 512
 _LEAST_WEIGHT = 0.02
 """Probability of being reached from which on a trimmed position teaches nothing."""
-_FIRST_RATE = 0.75
+_FIRST_RATE, _FIRST_WEIGHT = 0.75, 2.0
 """Expected of every position before anything was seen: optimistic, since trying is what tells."""
 
 
-class _Rates:
-    """Faded counts by position: rounds that came to it, and rounds that went past it."""
+class DraftedRounds(NamedTuple):
+    """What came of the drafted rows of a step."""
 
-    def __init__(self, block_size: int, memory: float) -> None:
-        self._memory = memory
-        self.hits, self.rounds = [0.0] * block_size, [0.0] * block_size
-
-    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float]) -> None:
-        """A round of `num_drafted` positions."""
-        weight = 1.0  # probability that the position was reached
-        for position in range(num_drafted):
-            if position < num_verified:
-                success = float(position < num_accepted)
-            elif position < len(confidences) and 0.0 <= confidences[position] <= 1.0:
-                success = confidences[position]
-            else:
-                return
-            kept = 1.0 - weight * (1.0 - self._memory)
-            self.hits[position] = self.hits[position] * kept + weight * success
-            self.rounds[position] = self.rounds[position] * kept + weight
-            weight *= success
-            if weight < _LEAST_WEIGHT:
-                return
-
-    def of(self, priors: list[float], weight: float, bonus: float = 0.0) -> list[float]:
-        """Rate of each position; `priors` count as `weight` rounds, `bonus` is added successes."""
-        return [
-            (hits + weight * prior + bonus) / (rounds + weight + bonus)
-            for hits, rounds, prior in zip(self.hits, self.rounds, priors, strict=True)
-        ]
+    slots: Ints
+    """[rows] at most one round a slot; -1 where the sequence has ended."""
+    num_drafted: Ints
+    """[rows] slots that could have been verified: a row's limit, if that is less than the block."""
+    num_verified: Ints
+    num_accepted: Ints
+    """[rows] drafts committed."""
+    confidences: npt.NDArray[np.float32]
+    """[rows, drafts]: what those that were not verified were worth; not a number where that is not known."""
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """What a row's block is expected to bring when it is verified whole."""
-
-    survivals: list[float]
-    """[block_size] probability that each draft is accepted."""
-    accepted: list[float]
-    """[block_size + 1] drafts accepted by slots drafted."""
-
-
-def expectation_of(rates: list[float]) -> Expectation:
-    """From the rate of each position."""
-    survivals = list(accumulate(rates, mul))
-    return Expectation(survivals, list(accumulate(survivals, initial=0.0)))
-
-
-class EngineHistory:
-    """What is expected of a row that has shown nothing yet."""
+class DraftHistory:
+    """What the next blocks are expected to bring when they are verified whole, and when rows may be probed."""
 
     def __init__(self, block_size: int) -> None:
+        """Nothing seen."""
         self.block_size = block_size
-        self._accepted = _Rates(block_size, _ENGINE_MEMORY)
-        self._update()
+        self._engine_hits, self._engine_rounds = np.zeros(block_size), np.zeros(block_size)
+        self._slots = np.zeros(
+            0,
+            [
+                # By position, faded: rounds that went past it, and rounds that came to it.
+                ("hits", np.float64, (block_size,)),
+                ("rounds", np.float64, (block_size,)),
+                ("num_rounds", np.intp),
+                ("last_drafted_at", np.intp),
+                ("is_paying", np.bool_),
+                ("next_probe_at", np.intp),
+                ("probe_interval", np.intp),
+            ],
+        )
 
-    def _update(self) -> None:
-        self.accepted_rates = self._accepted.of([_FIRST_RATE] * self.block_size, 2.0)
-        self.expectation = expectation_of(self.accepted_rates)
+    def begin(self, slot: int, context_len: int) -> None:
+        """A sequence of `context_len` tokens begins to decode in the slot: what others showed is expected of it."""
+        if slot >= self._slots.size:
+            self._slots = np.concatenate((self._slots, np.zeros(slot + 1, self._slots.dtype)))
+        self._slots[slot] = 0
+        self._slots["last_drafted_at"][slot] = context_len
+        self._slots["probe_interval"][slot] = 1
 
-    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float]) -> None:
-        """A round of any row."""
-        self._accepted.add(num_drafted, num_verified, num_accepted, confidences)
-        self._update()
+    def add(self, rounds: DraftedRounds) -> None:
+        """Takes in a step."""
+        weights, successes = _outcomes(rounds, self.block_size)
+        is_live = rounds.slots >= 0
+        slots, weights, successes = rounds.slots[is_live], weights[is_live], successes[is_live]
+        rows = self._slots[slots]
+        is_teaching = rows["num_rounds"] < _NUM_TEACHING_ROUNDS
+        if is_teaching.any():
+            self._teach(weights[is_teaching], successes[is_teaching])
+        kept = 1.0 - weights * (1.0 - _ROW_MEMORY)
+        rows["hits"] = rows["hits"] * kept + weights * successes
+        rows["rounds"] = rows["rounds"] * kept + weights
+        rows["num_rounds"] += 1
+        self._slots[slots] = rows
+
+    def _teach(self, weights: Floats, successes: Floats) -> None:
+        """Rounds that count for the engine, one after the other: each fades those before it."""
+        fading = np.cumprod((1.0 - weights * (1.0 - _ENGINE_MEMORY))[::-1], axis=0)[::-1]
+        later = np.concatenate((fading[1:], np.ones((1, self.block_size))))
+        self._engine_hits = self._engine_hits * fading[0] + (weights * successes * later).sum(axis=0)
+        self._engine_rounds = self._engine_rounds * fading[0] + (weights * later).sum(axis=0)
+
+    def survivals(self, slots: Ints) -> Floats:
+        """[rows, block] probability that each draft of the next block is accepted."""
+        return self._survivals(slots, np.zeros(slots.size))
+
+    def hoped_survivals(self, slots: Ints, context_lens: Ints) -> Floats:
+        """[rows, block] survivals if the rows are better than they looked so far."""
+        num_since = np.maximum(0, context_lens - self._slots["last_drafted_at"][slots])
+        bit_lengths = np.frexp(num_since)[1].astype(np.float64)
+        return self._survivals(slots, _OPTIMISM + _OPTIMISM_GROWTH * bit_lengths)
+
+    def _survivals(self, slots: Ints, bonus: Floats) -> Floats:
+        """`bonus`: [rows] successes granted."""
+        prior = (self._engine_hits + _FIRST_WEIGHT * _FIRST_RATE) / (self._engine_rounds + _FIRST_WEIGHT)
+        rows, granted = self._slots[slots], bonus[:, None]
+        rates = (rows["hits"] + _PRIOR_WEIGHT * prior + granted) / (rows["rounds"] + _PRIOR_WEIGHT + granted)
+        return np.cumprod(rates, axis=1, dtype=np.float64)
+
+    def is_paying(self, slots: Ints) -> Bools:
+        """[rows] whether each was last drafted because that pays."""
+        paying: Bools = self._slots["is_paying"][slots]
+        return paying
+
+    def is_due(self, slots: Ints, context_lens: Ints) -> Bools:
+        """[rows] whether each may be drafted to see whether that would pay."""
+        due: Bools = context_lens >= self._slots["next_probe_at"][slots]
+        return due
+
+    def were_drafted(self, slots: Ints, context_lens: Ints, is_probe: Bools) -> None:
+        """Rows are drafted. After a probe the next one is half as far off again."""
+        rows = self._slots[slots]
+        intervals = rows["probe_interval"]
+        rows["last_drafted_at"] = context_lens
+        rows["is_paying"] = ~is_probe
+        rows["next_probe_at"] = np.where(is_probe, context_lens + intervals, rows["next_probe_at"])
+        longer = np.minimum(intervals * 3 // 2 + 1, _MAX_PROBE_INTERVAL)
+        rows["probe_interval"] = np.where(is_probe, longer, np.maximum(1, intervals // 2))
+        self._slots[slots] = rows
+
+    def were_left_out(self, slots: Ints) -> None:
+        """Rows could have been drafted and are not."""
+        self._slots["is_paying"][slots] = False
 
 
-@dataclass
-class RowHistory:
-    """One sequence's rounds, and when it may be probed. Made by `Guard.new_history`."""
-
-    engine: EngineHistory
-    last_drafted_at: int
-    """Context length when it was last drafted; to begin with, when it began to decode."""
-    num_rounds: int = 0
-    is_paying: bool = False
-    """Whether it was last drafted because that pays."""
-    next_probe_at: int = 0
-    """Context length from which it may be drafted to see whether that would pay."""
-    _probe_interval: int = 1
-    _own: Expectation | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self._accepted = _Rates(self.engine.block_size, _ROW_MEMORY)
-
-    @property
-    def expectation(self) -> Expectation:
-        """What its next block is expected to bring."""
-        return self._own or self.engine.expectation
-
-    def add(self, num_drafted: int, num_verified: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
-        """Takes in a round."""
-        if self.num_rounds < _NUM_TEACHING_ROUNDS:
-            self.engine.add(num_drafted, num_verified, num_accepted, confidences)
-        self.num_rounds += 1
-        self._accepted.add(num_drafted, num_verified, num_accepted, confidences)
-        self._own = expectation_of(self._accepted.of(self.engine.accepted_rates, _PRIOR_WEIGHT))
-
-    def hoped_survivals(self, context_len: int) -> list[float]:
-        """[block_size] survivals if the row is better than it looked so far."""
-        bonus = _OPTIMISM + _OPTIMISM_GROWTH * max(0, context_len - self.last_drafted_at).bit_length()
-        return expectation_of(self._accepted.of(self.engine.accepted_rates, _PRIOR_WEIGHT, bonus)).survivals
-
-    def was_drafted(self, context_len: int, *, is_probe: bool) -> None:
-        """It was drafted at `context_len`. After a probe the next one is half as far off again."""
-        self.last_drafted_at = context_len
-        self.is_paying = not is_probe
-        if is_probe:
-            self.next_probe_at = context_len + self._probe_interval
-            self._probe_interval = min(self._probe_interval * 3 // 2 + 1, _MAX_PROBE_INTERVAL)
-        else:
-            self._probe_interval = max(1, self._probe_interval // 2)
+def _outcomes(rounds: DraftedRounds, block_size: int) -> tuple[Floats, Floats]:
+    """[rows, block] probability that each position was reached, 0 where that teaches nothing, and what came of it."""
+    positions = np.arange(block_size)
+    confidences = np.full((rounds.slots.size, block_size), np.nan)
+    confidences[:, : rounds.confidences.shape[1]] = rounds.confidences[:, :block_size]
+    is_verified = positions < rounds.num_verified[:, None]
+    is_known = is_verified | ((confidences >= 0.0) & (confidences <= 1.0))
+    is_known &= positions < rounds.num_drafted[:, None]
+    is_known = np.logical_and.accumulate(is_known, axis=1)
+    successes = np.where(is_verified, positions < rounds.num_accepted[:, None], confidences)
+    successes = np.where(is_known, successes, 0.0)
+    reached = np.ones_like(successes)
+    np.cumprod(successes[:, :-1], axis=1, out=reached[:, 1:])
+    return np.where(is_known & (reached >= _LEAST_WEIGHT), reached, 0.0), successes

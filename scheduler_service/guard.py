@@ -1,11 +1,9 @@
 """Never slower than not speculating: what is drafted is what history says will pay, and trying is on a budget.
 
-The gain of a drafted step is the time that plain decoding would have needed for the tokens it adds, less what the step
-takes longer: λ · Σ accepted − (T_drafted − T_plain), with λ the time of a plain token at this batch size. What
-drafts are worth comes from earlier rounds (`draft_history`), and of those as many are counted as a policy would verify
-of them together: up to the highest throughput. Times come from the cost model, corrected by what steps really took
-(`step_times`): plain steps are chained and cost less than calls made one by one, drafted steps wait for the scheduler
-twice. What drafted steps brought, against what was expected of them, corrects the lengths.
+What drafts are worth comes from earlier rounds (`draft_history`), what a step gains by them from `draft_choice`. Times
+come from the cost model, corrected by what steps really took (`step_times`): plain steps are chained and cost less than
+calls made one by one, drafted steps wait for the scheduler twice. What drafted steps brought, against what was expected
+of them, corrects the lengths.
 
 *The account* bounds the loss. It is kept in plain steps: every step adds `probe_share`, every drafted step the gain
 that was measured. While it is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs
@@ -17,25 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from scheduler_service.draft_gate import (
-    NOTHING,
-    Candidate,
-    DraftDecision,
-    DraftedRound,
-    DraftGate,
-    GateCosts,
-    StepShape,
-)
-from scheduler_service.draft_history import EngineHistory, RowHistory
-from scheduler_service.policy.base import StepWork
+from scheduler_service.draft_choice import NO_CHOICE, DraftChoice, StepValue, plain_ns
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, DraftGate, GateCosts, StepShape
+from scheduler_service.draft_history import Bools, DraftedRounds, DraftHistory, Floats
 from scheduler_service.step_times import OUTLIER, StepTimes
-
-Floats = npt.NDArray[np.float64]
 
 _FIRST_CREDIT = 4.0
 """Plain steps' worth of time that may be lost before anything has paid."""
@@ -82,24 +68,13 @@ class GuardOptions:
     """Least predicted gain, in plain steps, for which a step drafts."""
 
 
-class _Choice(NamedTuple):
-    gain_ns: float
-    num_slots: int
-    rows: list[int]
-    num_accepted: float = 0.0
-    """Drafts expected to be committed."""
-
-
-_NO_CHOICE = _Choice(0.0, 0, [])
-
-
 class Guard(DraftGate):
     """The gate of scheduled modes."""
 
     def __init__(self, costs: GateCosts, block_sizes: Sequence[int], options: GuardOptions | None = None) -> None:
         """`block_sizes`: numbers of slots that may be drafted, the drafter's whole block among them."""
         self._costs, self._sizes, self._options = costs, sorted(block_sizes), options or GuardOptions()
-        self._engine = EngineHistory(self._sizes[-1])
+        self._history = DraftHistory(self._sizes[-1])
         self._correction = StepTimes()
         self._realised = _Realised()
         self.account = _FIRST_CREDIT
@@ -113,18 +88,18 @@ class Guard(DraftGate):
         self._audit_left = _AUDIT_STEPS
         """Plain steps to come that are measured, before anything was drafted to begin with."""
 
-    def new_history(self, context_len: int) -> RowHistory:
-        """Expects what the engine has seen of others."""
-        return RowHistory(self._engine, context_len)
+    def begin(self, slot: int, context_len: int) -> None:
+        """See `DraftGate`."""
+        self._history.begin(slot, context_len)
 
     @property
     def off_reason(self) -> str:
         """See `DraftGate`."""
         return "by what earlier steps took, drafting would have been slower than plain decoding"
 
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """See `DraftGate`. Rows that pay together, then rows that are due for a probe."""
-        if not candidates or self._audit_left or self.account <= 0:
+        if not candidates.num_rows or self._audit_left or self.account <= 0:
             return NOTHING
         if self._is_settled(shape):
             return NOTHING
@@ -137,57 +112,53 @@ class Guard(DraftGate):
         """Whether a look at as many rows found nothing worth drafting just before: looking takes time, too."""
         return self._num_steps < self._look_again_at and shape.num_decoding == self._looked_at
 
-    def _look(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
-        plain_ns = self._plain_ns(shape)
-        histories = [_history(each) for each in candidates]
-        limits = np.array([each.max_drafts for each in candidates])
-        shares = [1.0 if self._is_drafting and each.is_paying else _ENTRY for each in histories]
-        survivals = np.array([each.expectation.survivals for each in histories])
-        survivals *= np.arange(self._sizes[-1]) < limits[:, None]
-        survivals = np.minimum(survivals * self._realised.share, 1.0)
-        best = self._best(shape, survivals * np.array(shares)[:, None], plain_ns)
-        if best.gain_ns <= self._options.margin * plain_ns:
-            best = _NO_CHOICE
-        return self._with_probes(shape, candidates, survivals, limits, plain_ns, best)
+    def survivals(self, candidates: Candidates) -> Floats:
+        """See `DraftGate`."""
+        expected = self._history.survivals(candidates.slots) * self._realised.share
+        survivals: Floats = np.minimum(expected, 1.0) * self._is_within(candidates)
+        return survivals
 
-    def _with_probes(
-        self,
-        shape: StepShape,
-        candidates: Sequence[Candidate],
-        survivals: Floats,
-        limits: npt.NDArray[np.intp],
-        plain_ns: float,
-        best: _Choice,
-    ) -> DraftDecision:
-        decision = NOTHING
-        if best.rows:
-            decision = DraftDecision(best.rows, best.num_slots, best.gain_ns, num_accepted=best.num_accepted)
+    def _is_within(self, candidates: Candidates) -> Bools:
+        """[candidates, block] whether each draft may be verified."""
+        within: Bools = np.arange(self._sizes[-1]) < candidates.max_drafts[:, None]
+        return within
+
+    def _look(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
+        slots = candidates.slots
+        value = StepValue(self._costs, self._correction, shape, candidates.num_rows, self._sizes[-1])
+        survivals = self.survivals(candidates)
+        is_going_on = self._history.is_paying(slots) if self._is_drafting else np.zeros(slots.size, np.bool_)
+        shares = np.where(is_going_on, 1.0, _ENTRY)
+        best = value.best(survivals * shares[:, None], self._sizes)
+        if best.gain_ns <= self._options.margin * value.plain_ns:
+            best = NO_CHOICE
         if self._num_steps < self._no_probe_before:
-            return decision
-        chosen = set(best.rows)
-        due = [
-            index
-            for index, each in enumerate(candidates)
-            if index not in chosen and each.context_len >= _history(each).next_probe_at
-        ]
-        if not due:
-            return decision
-        hopes = np.array([_history(each).hoped_survivals(each.context_len) for each in candidates])
-        hopes *= np.arange(self._sizes[-1]) < limits[:, None]
-        hoped = self._best(shape, hopes, plain_ns)
+            return _decision(best)
+        is_due = self._history.is_due(slots, candidates.context_lens)
+        is_due[best.rows] = False
+        if not is_due.any():
+            return _decision(best)
+        hopes = self._history.hoped_survivals(slots, candidates.context_lens) * self._is_within(candidates)
+        hoped = value.best(hopes, self._sizes)
         if hoped.gain_ns <= 0:  # not even if they are better than they look
             self._no_probe_before = self._num_steps + _LOOK_PAUSE
-            return decision
+            return _decision(best)
+        is_due[np.setdiff1d(np.arange(slots.size), hoped.rows)] = False
+        return self._with_probes(value, survivals, best, hoped, np.flatnonzero(is_due).tolist())
+
+    def _with_probes(
+        self, value: StepValue, survivals: Floats, best: DraftChoice, hoped: DraftChoice, due: list[int]
+    ) -> DraftDecision:
+        """`best`, and of the rows in `due` as many as the account pays for."""
         num_slots = best.num_slots or hoped.num_slots
-        hoped_rows = set(hoped.rows)
-        probes = [index for index in due if index in hoped_rows][: self._most_probes(len(best.rows), num_slots)]
+        allowed_ns = min(self.account * value.plain_ns, _PROBE_HORIZON * hoped.gain_ns)
+        probes = due[: self._most_probes(len(best.rows), num_slots)]
         while probes:
-            drafted = best.rows + probes
-            choice = self._of_rows(shape, survivals, drafted, num_slots, plain_ns)
-            if best.gain_ns - choice.gain_ns <= min(self.account * plain_ns, _PROBE_HORIZON * hoped.gain_ns):
-                return DraftDecision(drafted, num_slots, choice.gain_ns, frozenset(probes), choice.num_accepted)
+            choice = value.of_rows(survivals, best.rows + probes, num_slots)
+            if best.gain_ns - choice.gain_ns <= allowed_ns:
+                return _decision(choice, frozenset(probes))
             del probes[len(probes) // 2 :]
-        return decision
+        return _decision(best)
 
     def _most_probes(self, num_drafted: int, num_slots: int) -> int:
         """Rows probed together: as many as a draft pass takes at little more than the cost of `_MAX_PROBES`."""
@@ -197,90 +168,17 @@ class Guard(DraftGate):
             most *= 2
         return most
 
-    def _best(self, shape: StepShape, survivals: Floats, plain_ns: float) -> _Choice:
-        """The rows and slots of highest expected throughput. `survivals`: [candidates, block] of each draft.
-
-        For each block size the rows in order of what they bring, cut at a few numbers of rows; of their drafts the
-        likeliest are verified, as many as throughput gains by.
-        """
-        num_rows = survivals.shape[0]
-        verify_ns = self._verify_ns(shape, num_rows * self._sizes[-1])
-        best, best_rate = _NO_CHOICE, shape.num_decoding / plain_ns
-        counts = np.array(_few_up_to(num_rows))
-        for num_slots in self._sizes:
-            own = survivals[:, :num_slots]
-            by_worth = np.argsort(-own.sum(axis=1), kind="stable")
-            rate, count, accepted, added_ns = self._cut(shape, own[by_worth], counts, verify_ns, plain_ns)
-            if rate > best_rate:
-                gain_ns = plain_ns / shape.num_decoding * accepted - added_ns
-                best, best_rate = _Choice(gain_ns, num_slots, by_worth[:count].tolist(), accepted), rate
-        return best
-
-    def _cut(
-        self, shape: StepShape, survivals: Floats, counts: npt.NDArray[np.intp], verify_ns: Floats, plain_ns: float
-    ) -> tuple[float, int, float, float]:
-        """Throughput, number of rows, drafts accepted and time added where the first `counts` rows are drafted: those
-        of the best of them. `survivals`: [rows, slots]."""
-        num_slots = survivals.shape[1]
-        flat = survivals.ravel()
-        order = np.argsort(-flat, kind="stable")
-        is_inside = (order // num_slots) < counts[:, None]
-        accepted = np.cumsum(np.where(is_inside, flat[order], 0.0), axis=1)
-        fixed_ns = np.array([self._draft_ns(count, num_slots, plain_ns) for count in counts.tolist()])
-        added_ns = verify_ns[np.cumsum(is_inside, axis=1)] + fixed_ns[:, None]
-        rates = (shape.num_decoding + accepted) / (plain_ns + added_ns)
-        best = int(np.argmax(rates))
-        return (
-            float(rates.ravel()[best]),
-            int(counts[best // rates.shape[1]]),
-            float(accepted.ravel()[best]),
-            float(added_ns.ravel()[best]),
-        )
-
-    def _of_rows(
-        self, shape: StepShape, survivals: Floats, rows: list[int], num_slots: int, plain_ns: float
-    ) -> _Choice:
-        """What drafting just these rows would bring."""
-        verify_ns = self._verify_ns(shape, len(rows) * num_slots)
-        drafted = survivals[rows, :num_slots]
-        _, _, accepted, added_ns = self._cut(shape, drafted, np.array([len(rows)]), verify_ns, plain_ns)
-        # Where nothing would be verified, drafting is paid for all the same.
-        nothing_ns = self._draft_ns(len(rows), num_slots, plain_ns)
-        gain_ns = max(plain_ns / shape.num_decoding * accepted - added_ns, -nothing_ns)
-        return _Choice(gain_ns, num_slots, rows, accepted)
-
-    def _plain_ns(self, shape: StepShape) -> float:
-        """The decode rows alone, plainly: what a token costs does not depend on the prefill beside it."""
-        rows = shape.num_decoding
-        return self._costs.plain_ns(rows, rows, shape.decode_context) * self._correction.plain
-
-    def _draft_ns(self, num_drafted: int, num_slots: int, plain_ns: float) -> float:
-        """What a step takes longer for drafting, whatever is verified."""
-        draft_ns = self._costs.draft_ns(num_drafted, num_slots) * self._correction.drafted
-        return draft_ns + plain_ns * (self._correction.drafted / self._correction.plain - 1.0)
-
-    def _verify_ns(self, shape: StepShape, num_drafts: int) -> Floats:
-        """[drafts + 1] what verifying so many drafts adds to the target's pass."""
-        contexts = np.full(num_drafts, shape.decode_context / shape.num_decoding)
-        work = StepWork(shape.num_rows, 0, shape.num_tokens, shape.num_context)
-        step_ns = self._costs.step_ns(work, contexts)
-        added_ns: Floats = (step_ns - step_ns[0]) * self._correction.drafted
-        return added_ns
-
-    def drafting(self, candidates: Sequence[Candidate], decision: DraftDecision) -> None:
+    def drafting(self, candidates: Candidates, decision: DraftDecision) -> None:
         """See `DraftGate`."""
-        drafted = set(decision.rows)
-        for index, each in enumerate(candidates):
-            history = _history(each)
-            if index in drafted:
-                history.was_drafted(each.context_len, is_probe=index in decision.probes)
-            else:
-                history.is_paying = False
+        rows = np.array(decision.rows, np.intp)
+        self._history.were_left_out(np.delete(candidates.slots, rows))
+        is_probe = np.isin(rows, list(decision.probes))
+        self._history.were_drafted(candidates.slots[rows], candidates.context_lens[rows], is_probe)
         self._is_drafting = len(decision.probes) < len(decision.rows)
         if self._is_drafting:
             self._pause = 1
         elif decision.probes:
-            self._pause = min(2 * self._pause, _PAUSE_BY_ROWS * len(candidates), _MAX_PROBE_PAUSE)
+            self._pause = min(2 * self._pause, _PAUSE_BY_ROWS * candidates.num_rows, _MAX_PROBE_PAUSE)
             self._no_probe_before = self._num_steps + self._pause
 
     def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:
@@ -294,15 +192,13 @@ class Guard(DraftGate):
         else:
             self._is_drafting = False
         if is_steady and shape.num_tokens == shape.num_decoding:
-            rows = shape.num_decoding
-            predicted_ns = self._costs.plain_ns(rows, rows, shape.decode_context)
-            self._correction.add_plain(elapsed_ns, predicted_ns, is_audit=self._is_drafting)
+            self._correction.add_plain(elapsed_ns, plain_ns(self._costs, shape), is_audit=self._is_drafting)
 
     def observe_drafted(
         self,
         shape: StepShape,
         decision: DraftDecision,
-        rounds: Sequence[DraftedRound],
+        rounds: DraftedRounds,
         elapsed_ns: int,
         *,
         is_steady: bool,
@@ -310,27 +206,24 @@ class Guard(DraftGate):
         """See `DraftGate`."""
         if not shape.num_decoding:
             return 0.0
-        plain_ns = self._plain_ns(shape)
-        verified = sum(each.num_verified for each in rounds)
-        accepted = sum(each.num_accepted for each in rounds)
+        decode_ns = plain_ns(self._costs, shape)
+        plain_step_ns = decode_ns * self._correction.plain
+        verified, accepted = int(rounds.num_verified.sum()), int(rounds.num_accepted.sum())
         draft_ns = self._costs.draft_ns(len(decision.rows), decision.num_slots)
         read = shape.num_context + verified * shape.decode_context / shape.num_decoding
         predicted_ns = self._costs.plain_ns(shape.num_rows, shape.num_tokens + verified, read) + draft_ns
-        elapsed = min(float(elapsed_ns), OUTLIER * max(predicted_ns * self._correction.drafted, plain_ns))
+        elapsed = min(float(elapsed_ns), OUTLIER * max(predicted_ns * self._correction.drafted, plain_step_ns))
         # Prefill in the step is paid for either way.
-        prefill_ns = self._correction.drafted * (
-            self._costs.plain_ns(shape.num_rows, shape.num_tokens, shape.num_context)
-            - self._costs.plain_ns(shape.num_decoding, shape.num_decoding, shape.decode_context)
-        )
-        gain_ns = plain_ns / shape.num_decoding * accepted - (elapsed - prefill_ns - plain_ns)
+        whole_ns = self._costs.plain_ns(shape.num_rows, shape.num_tokens, shape.num_context)
+        prefill_ns = self._correction.drafted * (whole_ns - decode_ns)
+        gain_ns = plain_step_ns / shape.num_decoding * accepted - (elapsed - prefill_ns - plain_step_ns)
         if is_steady:
             self._correction.add_drafted(elapsed, predicted_ns)
-        self._earn(gain_ns / plain_ns)
+        self._earn(gain_ns / plain_step_ns)
         if len(decision.probes) < len(decision.rows):
             self._realised.add(accepted, decision.num_accepted)
-        for each in rounds:
-            _of(each.history).add(each.num_drafted, each.num_verified, each.num_accepted, each.confidences)
-        self._plan_audit(decision.gain_ns / plain_ns, gain_ns / plain_ns)
+        self._history.add(rounds)
+        self._plan_audit(decision.gain_ns / plain_step_ns, gain_ns / plain_step_ns)
         return gain_ns
 
     def _plan_audit(self, predicted: float, measured: float) -> None:
@@ -371,19 +264,5 @@ class _Realised:
         return min(_MAX_REALISED, (self._accepted + _REALISED_PRIOR) / (self._expected + _REALISED_PRIOR))
 
 
-def _history(candidate: Candidate) -> RowHistory:
-    return _of(candidate.history)
-
-
-def _of(history: RowHistory | None) -> RowHistory:
-    assert history is not None, "a row without a history came to the guard"
-    return history
-
-
-def _few_up_to(count: int) -> list[int]:
-    """A few numbers from 1 to `count`, both ends included."""
-    few, number = [], 1
-    while number < count:
-        few.append(number)
-        number += max(1, number // 2)
-    return [*few, count] if count else []
+def _decision(choice: DraftChoice, probes: frozenset[int] = frozenset()) -> DraftDecision:
+    return DraftDecision(choice.rows, choice.num_slots, choice.gain_ns, probes, choice.num_accepted)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from kernels.sampling import LogitControls, SlotSampling, TargetOptions
 from kernels.token_scores import TokenScore
-from scheduler_service.draft_history import RowHistory
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -182,8 +181,6 @@ class Sequence:
     """Whether the next step must not draft: the last one failed for this row."""
     num_failures: int = 0
     """Steps that failed in a row."""
-    history: RowHistory | None = None
-    """What came of its drafts, where the draft gate decides by that."""
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
     finish_reason: FinishReason | None = None

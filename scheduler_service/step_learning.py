@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from scheduler_service.batch import Batch
 from scheduler_service.cost_model_online import OnlineCosts
-from scheduler_service.draft_gate import DraftedRound, StepShape
+from scheduler_service.draft_gate import StepShape
+from scheduler_service.draft_history import DraftedRounds
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy import StepWork
 from scheduler_service.step_plan import StepPlan, step_shape
@@ -80,19 +83,21 @@ class StepLearning:
     def _tell_gate(
         self, plan: StepPlan, shape: StepShape, rounds: list[RowRound], elapsed_ns: int, *, is_steady: bool
     ) -> None:
-        drafted = [
-            DraftedRound(
-                each.sequence.history,
-                len(each.draft_ids),
-                min(each.verify_len, each.commit_len),
-                min(each.num_accepted, each.commit_len),
-                each.confidences.tolist(),
-            )
-            for each in rounds
-            if each.draft_ids
-        ]
+        drafted = [each for each in rounds if each.draft_ids]
         gate, ledger = self._batch.draft_gate, self._ledger
-        gain_ns = gate.observe_drafted(shape, plan.decision, drafted, elapsed_ns, is_steady=is_steady)
+        gain_ns = gate.observe_drafted(shape, plan.decision, _drafted_rounds(drafted), elapsed_ns, is_steady=is_steady)
         ledger.num_drafted_steps += 1
         ledger.predicted_gain_ns += round(plan.decision.gain_ns)
         ledger.measured_gain_ns += round(gain_ns)
+
+
+def _drafted_rounds(rounds: list[RowRound]) -> DraftedRounds:
+    """As the draft gate takes them."""
+    lens = np.array([len(each.draft_ids) for each in rounds], np.intp)
+    verified = np.array([min(each.verify_len, each.commit_len) for each in rounds], np.intp)
+    accepted = np.array([min(each.num_accepted, each.commit_len) for each in rounds], np.intp)
+    confidences = np.full((len(rounds), lens.max(initial=0)), np.nan, np.float32)
+    for own, each in zip(confidences, rounds, strict=True):
+        own[: len(each.draft_ids)] = each.confidences
+    slots = np.array([each.sequence.slot for each in rounds], np.intp)
+    return DraftedRounds(slots, lens, verified, accepted, confidences)

@@ -14,8 +14,8 @@ import numpy as np
 
 from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_online import OnlineCosts
-from scheduler_service.draft_gate import Candidate, DraftDecision, DraftedRound, DraftGate, StepShape
-from scheduler_service.draft_history import RowHistory
+from scheduler_service.draft_gate import Candidates, DraftDecision, DraftGate, StepShape
+from scheduler_service.draft_history import DraftedRounds
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
 from simulator.population import Floats, Ints, Population
 
@@ -62,7 +62,6 @@ class SimulatedEngine:
         self._stream = population.stream(num_rows, seed)
         self._num_classes = len(population.class_names)
         self._contexts, self._left, self._class_ids = (np.zeros(num_rows, np.intp) for _ in range(3))
-        self._histories: list[RowHistory | None] = [None] * num_rows
         self._keys = list(range(num_rows))
         self._num_started = num_rows
         self._was_plain = False
@@ -83,8 +82,9 @@ class SimulatedEngine:
         sizes = self._stream.start(rows)
         self._contexts[rows], self._left[rows] = sizes.prompt_lens + 1, np.maximum(1, sizes.answer_lens)
         self._class_ids[rows] = sizes.class_ids
-        for row in rows.tolist():
-            self._histories[row] = None
+        for row, context in zip(rows.tolist(), self._contexts[rows].tolist(), strict=True):
+            if self._scheduling is not None:
+                self._scheduling.gate.begin(row, context)
             self._keys[row] = self._num_started
             self._num_started += 1
 
@@ -96,7 +96,9 @@ class SimulatedEngine:
         verified, accepted = np.zeros(num_rows, np.intp), np.zeros(num_rows, np.intp)
         drafted = self._draft(shape, verified, accepted) if self._scheduling is not None else None
         num_verified = int(verified.sum())
-        num_drafted, num_slots = (drafted.rows.size, drafted.decision.num_slots) if drafted is not None else (0, 0)
+        num_drafted, num_slots = (
+            (len(drafted.decision.rows), drafted.decision.num_slots) if drafted is not None else (0, 0)
+        )
         read = context + float(verified @ self._contexts)
         work = StepWork(num_rows, num_drafted, num_rows + num_verified, read, num_slots)
         draft_ns = time_factor * self._costs.draft_ns(num_drafted, num_slots)
@@ -115,23 +117,19 @@ class SimulatedEngine:
         assert self._scheduling is not None
         gate, policy, _ = self._scheduling
         able = np.flatnonzero(self._left > 1)
-        limits = np.minimum(self._block_size, self._left[able] - 1).tolist()
-        candidates = []
-        for row, context, limit in zip(able.tolist(), self._contexts[able].tolist(), limits, strict=True):
-            if self._histories[row] is None:
-                self._histories[row] = gate.new_history(context)
-            candidates.append(Candidate(self._histories[row], context, limit))
+        limits = np.minimum(self._block_size, self._left[able] - 1)
+        candidates = Candidates(able, self._contexts[able], limits)
         decision = gate.decide(shape, candidates)
         gate.drafting(candidates, decision)
         if not decision.rows:
             return None
         rows = able[decision.rows]
-        max_drafts = [min(decision.num_slots, limits[index]) for index in decision.rows]
+        max_drafts = np.minimum(decision.num_slots, limits[decision.rows])
         blocks = self._stream.draft(rows)
         windows = policy.windows(
             DraftedBatch(
                 confidences=blocks.confidences[:, : decision.num_slots],
-                max_drafts=max_drafts,
+                max_drafts=max_drafts.tolist(),
                 num_emitting=shape.num_rows,
                 num_tokens=shape.num_tokens,
                 row_keys=[self._keys[row] for row in rows.tolist()],
@@ -142,8 +140,8 @@ class SimulatedEngine:
         )
         verified[rows] = windows.verify_lens
         accepted[rows] = np.minimum(blocks.num_accepted, np.minimum(windows.verify_lens, windows.commit_lens))
-        confidences = blocks.confidences[:, : decision.num_slots].tolist()
-        return _Drafted(rows, decision, max_drafts, verified[rows].tolist(), accepted[rows].tolist(), confidences)
+        confidences = blocks.confidences[:, : decision.num_slots]
+        return _Drafted(decision, DraftedRounds(rows, max_drafts, verified[rows], accepted[rows], confidences))
 
     def _observe(
         self, shape: StepShape, work: StepWork, drafted: _Drafted | None, step_ns: float, draft_ns: float
@@ -156,18 +154,7 @@ class SimulatedEngine:
         if drafted is None:
             gate.observe_plain(shape, elapsed_ns, is_steady=self._was_plain)
         else:
-            rounds = [
-                DraftedRound(self._histories[row], num_drafted, num_verified, num_accepted, confidences)
-                for row, num_drafted, num_verified, num_accepted, confidences in zip(
-                    drafted.rows.tolist(),
-                    drafted.max_drafts,
-                    drafted.verified,
-                    drafted.accepted,
-                    drafted.confidences,
-                    strict=True,
-                )
-            ]
-            gate.observe_drafted(shape, drafted.decision, rounds, elapsed_ns, is_steady=True)
+            gate.observe_drafted(shape, drafted.decision, drafted.rounds, elapsed_ns, is_steady=True)
         if costs is not None and (drafted is not None or self._was_plain):
             costs.observe(work, step_ns=step_ns, draft_ns=draft_ns)
         self._was_plain = drafted is None
@@ -188,12 +175,8 @@ class SimulatedEngine:
 
 
 class _Drafted(NamedTuple):
-    rows: Ints
     decision: DraftDecision
-    max_drafts: list[int]
-    verified: list[int]
-    accepted: list[int]
-    confidences: list[list[float]]
+    rounds: DraftedRounds
 
 
 def time_factors(num_steps: int, noise: float, drift: float, seed: int) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from fakes.executors import FakeDrafter, FakeVerifier, Ring, StepGate, _hash, re
 from fakes.rig import GREEDY, Rig, running
 
 from scheduler_service import startup
-from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, OpenGate, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, OpenGate, StepShape
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy.cap_accept import CapAcceptPolicy
 from scheduler_service.policy.threshold import ThresholdPolicy
@@ -100,8 +99,8 @@ def test_only_rejection_rows_ask_and_all_they_need_is_answered(chain_plain_steps
 class AtTimes(OpenGate):
     """Drafts at half of all context lengths."""
 
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
-        is_drafting = bool(candidates) and candidates[0].context_len % 10 < 5
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
+        is_drafting = candidates.num_rows > 0 and candidates.context_lens[0] % 10 < 5
         return super().decide(shape, candidates) if is_drafting else NOTHING
 
 

@@ -10,7 +10,7 @@ from fakes.rig import running
 
 from scheduler_service import startup
 from scheduler_service.cost_model import CostModel
-from scheduler_service.latency import TimedRow, draft_budget
+from scheduler_service.latency import TimedRows, draft_budget
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy
 from service_kit.errors import InvalidRequestError
 
@@ -19,20 +19,67 @@ COSTS = CostModel(100.0, 0.0, 1.0, np.arange(9) * 10.0, {3: np.array([0.0, 20.0,
 """T(K) of WORK with a context of 10: 100 + 20 + 40 + K · (10 + 10)."""
 
 
-@pytest.mark.parametrize(
-    ("target_ns", "expected_tokens", "budget"),
-    [(159, 1.0, 0), (160, 1.0, 0), (180, 1.0, 1), (219, 1.0, 2), (110, 2.0, 3), (110, 2.5, 5), (280, 1.0, None)],
-)
-def test_the_budget_is_the_most_that_keeps_the_target(
-    target_ns: float, expected_tokens: float, budget: int | None
+def budget_of(target_ns: list[float], survivals: list[list[float]], weights: list[float] | None = None) -> int | None:
+    """For decode rows of which the first ones are drafted."""
+    count = len(survivals)
+    rows = TimedRows(np.array(target_ns), np.arange(count), np.array(survivals), np.array(weights or [1.0] * count))
+    return draft_budget(COSTS, WORK, rows, 10)
+
+
+@pytest.mark.parametrize(("target_ns", "budget"), [(159, 0), (160, 0), (180, 1), (219, 2), (280, None)])
+def test_of_rows_that_nothing_is_known_of_drafts_are_expected_to_bring_nothing(
+    target_ns: float, budget: int | None
 ) -> None:
-    assert draft_budget(COSTS, WORK, [TimedRow(target_ns, expected_tokens)], 6, 10) == budget
+    assert budget_of([target_ns, np.inf], [[0.0] * 3] * 2) == budget
 
 
-def test_the_tightest_target_binds_and_none_binds_nothing() -> None:
-    rows = [TimedRow(1000.0, 1.0), TimedRow(180.0, 1.0)]
-    assert draft_budget(COSTS, WORK, rows, 6, 10) == 1
-    assert draft_budget(COSTS, WORK, [], 6, 10) is None
+def test_a_row_may_take_as_long_as_what_its_own_drafts_among_the_verified_bring() -> None:
+    # T: 160 180 200 220 240 260 280. The first row's drafts come first: 1, 1.9, 2.7, 3.4 tokens.
+    sure, unsure = [0.9, 0.8, 0.7], [0.5, 0.2, 0.1]
+    assert budget_of([100.0, np.inf], [sure, unsure]) is None  # 280 <= 340
+    assert budget_of([80.0, np.inf], [sure, unsure]) == 5  # 260 <= 272 < 280, though 160 is too long for one token
+    assert budget_of([60.0, np.inf], [sure, unsure]) == 0  # 220 > 204: whatever is verified
+    assert budget_of([70.0, np.inf], [sure, unsure]) == 3  # 220 <= 238 < 240
+    # The second row: 1 token until its first draft is verified, as the fourth; then 1.5, 1.7, 1.8.
+    assert budget_of([np.inf, 155.0], [sure, unsure]) == 5  # 160 > 155, but 260 <= 263; 280 > 279
+    assert budget_of([np.inf, 157.0], [sure, unsure]) is None
+    assert budget_of([np.inf, 145.0], [sure, unsure]) == 0
+
+
+def test_priorities_say_whose_drafts_are_among_the_verified() -> None:
+    rows = [[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]]
+    assert budget_of([np.inf, 121.0], rows) == 0  # 240 > 181 when its first draft comes
+    assert budget_of([np.inf, 121.0], rows, [1.0, 10.0]) == 2  # at once: 180 <= 181, then 200 <= 205
+
+
+def test_every_row_with_a_target_binds_drafted_or_not() -> None:
+    rows = [[0.9, 0.8, 0.7]]
+    assert budget_of([np.inf, 180.0], rows) == 1
+    assert budget_of([80.0, 210.0], rows) == 2
+    assert budget_of([np.inf, np.inf], rows) is None
+    assert budget_of([np.inf, 100.0], rows) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_budget_is_that_of_trying_every_number(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    count, slots, extra = int(dice.integers(1, 5)), int(dice.integers(1, 4)), int(dice.integers(0, 3))
+    survivals = np.cumprod(dice.random((count, slots)) * dice.integers(0, 2, (count, 1)), axis=1)
+    weights, target_ns = dice.choice([1.0, 2.0], count), np.where(dice.random(count + extra) < 0.6, 0.0, np.inf)
+    target_ns[target_ns == 0] = dice.uniform(60, 400, int((target_ns == 0).sum()))
+    drafted = np.sort(dice.permutation(count + extra)[:count])
+    rows = TimedRows(target_ns, drafted, survivals, weights)
+    step_ns = COSTS.total_ns(WORK, np.full(count * slots, 10.0))
+    order = np.argsort(-(survivals * weights[:, None]).ravel(), kind="stable")
+
+    def is_kept(budget: int) -> bool:
+        tokens = np.ones(count + extra)
+        for draft in order[:budget]:
+            tokens[drafted[draft // slots]] += survivals.ravel()[draft]
+        return bool((step_ns[budget] <= target_ns * tokens + 1e-9).all())
+
+    most = max((budget for budget in range(count * slots + 1) if is_kept(budget)), default=0)
+    assert draft_budget(COSTS, WORK, rows, 10) == (None if most == count * slots else most)
 
 
 class Watch(VerifyPolicy):

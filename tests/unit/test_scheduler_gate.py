@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from fakes.executors import StepGate, fake_pair, reference_text
 from fakes.rig import GREEDY, Rig, running
 
-from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, DraftedRound, DraftGate, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, OpenGate, StepShape
+from scheduler_service.draft_history import DraftedRounds
 from scheduler_service.guard import Guard
 from service_kit.errors import ConfigurationError
 
 
-class ScriptedGate(DraftGate):
+class ScriptedGate(OpenGate):
     """Drafts `num_slots` of every candidate where the script says so, by the context length of the first."""
 
     def __init__(self, drafts: Callable[[int], bool], num_slots: int = 3) -> None:
-        self._drafts, self._num_slots = drafts, num_slots
-        self.rounds: list[DraftedRound] = []
+        super().__init__(num_slots)
+        self._drafts = drafts
+        self.rounds: list[DraftedRounds] = []
         self.num_plain = self.num_steady = 0
 
-    def new_history(self, context_len: int) -> None:
-        return None
-
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
-        if not candidates or not self._drafts(candidates[0].context_len):
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
+        if not candidates.num_rows or not self._drafts(int(candidates.context_lens[0])):
             return NOTHING
-        return DraftDecision(list(range(len(candidates)))[::-1], self._num_slots, gain_ns=10.0)
+        return DraftDecision(list(range(candidates.num_rows))[::-1], self._num_slots, gain_ns=10.0)
 
     def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:
         assert elapsed_ns > 0
@@ -39,12 +38,12 @@ class ScriptedGate(DraftGate):
         self,
         shape: StepShape,
         decision: DraftDecision,
-        rounds: Sequence[DraftedRound],
+        rounds: DraftedRounds,
         elapsed_ns: int,
         *,
         is_steady: bool,
     ) -> float:
-        self.rounds += rounds
+        self.rounds.append(rounds)
         self.num_steady += is_steady
         return -7.0
 
@@ -96,10 +95,11 @@ def test_drafting_resumes_with_the_whole_context(ring_rows: int, quality: float)
         for prompt, stream in zip(prompts, rig.submit_all(prompts, 36), strict=True):
             assert stream.text() == reference_text(prompt, 36, GREEDY)
         assert len(gate.rounds) > 3
-        assert {each.num_drafted for each in gate.rounds} <= {1, 2, 3}
+        assert {count for each in gate.rounds for count in each.num_drafted.tolist()} <= {1, 2, 3}
         assert gate.num_steady > 0
         if quality == 1.0:
-            assert all(each.num_accepted == each.num_verified == each.num_drafted for each in gate.rounds)
+            for each in gate.rounds:
+                assert each.num_accepted.tolist() == each.num_verified.tolist() == each.num_drafted.tolist()
 
 
 def test_blocks_are_as_long_as_decided_and_gains_are_counted() -> None:
