@@ -36,6 +36,8 @@ class GatewaySettings(BaseSettings):
     """File with one API key a line, besides `api_keys`."""
     allow_special_tokens: bool = False
     """Whether special tokens written out in a chat message act as such. A client could then forge turns."""
+    page: bool = True
+    """Whether the chat page is served at `/`. Its files are open; what it asks of the API needs a key like any client."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
     """Largest request body, in bytes."""
     max_json_depth: int = Field(100, ge=8, le=250)
@@ -54,6 +56,10 @@ class GatewaySettings(BaseSettings):
     """Most tokens that a request may bias."""
     max_bad_words: int = Field(128, ge=0)
     """Most bad words of a request; each as long as a stop string at most."""
+    max_tools: int = Field(128, ge=0)
+    """Most tools of a request."""
+    max_form_bytes: int = Field(65536, ge=256)
+    """Largest schema, regular expression or grammar of a request, in bytes; of tools, all their schemas together."""
     keepalive_s: float = Field(10.0, gt=0)
     """Seconds of silence on a stream after which a comment line is sent."""
     admission_timeout_s: float = Field(30.0, gt=0)
