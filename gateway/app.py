@@ -15,6 +15,7 @@ from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimitMiddleware, KeyLimits
 from gateway.routes.generate import add_generate_routes
 from gateway.routes.info import add_info_routes
+from gateway.routes.tokenize import add_tokenize_routes
 from gateway.settings import GatewaySettings
 from gateway.web import RequestContext, error_response, http_exception_response
 from service_kit.errors import ServiceError
@@ -42,6 +43,7 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     add_generate_routes(app, settings, generator)
+    add_tokenize_routes(app, settings, generator)
     # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
     open_paths = add_info_routes(app, settings, generator)
     app.state.open_paths = open_paths

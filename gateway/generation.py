@@ -6,11 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from opentelemetry import trace
 
@@ -18,6 +16,7 @@ from gateway.deadlines import Deadlines
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.errors import GenerationFailedError, UnknownModelError
 from gateway.live_requests import LiveRequests
+from gateway.prompt_tokens import PromptTokens
 from gateway.prompts import PromptEncoder
 from gateway.readiness import Readiness
 from gateway.room import fit_prompt
@@ -32,7 +31,6 @@ from service_kit.scores import TokenScore
 
 _SUMMARY_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -206,8 +204,7 @@ class TextGenerator:
         self._settings = settings
         self._scheduler = scheduler
         self._tokenizer = tokenizer
-        self._encoder = encoder
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self.prompts = PromptTokens(tokenizer, encoder)
 
     def resolve_model(self, name: str | None) -> str:
         """The served name a request means. Raises UnknownModelError naming the served ones."""
@@ -221,19 +218,13 @@ class TextGenerator:
     async def start_chat(self, request: ChatRequest, isolation_key: bytes) -> Generation:
         """Admits a chat of the caller that `isolation_key` stands for. Raises a ServiceError when it is refused."""
         info = self._prepare(request, "chat")
-        messages, variables = request.template_messages(), request.template_variables()
-        tools = request.offered_tools
-        token_ids = await self._in_thread(
-            lambda: self._encoder.encode_chat(messages, variables, tools, request.chat_end)
-        )
+        token_ids = await self.prompts.of_chat(request)
         return await self._start(request, info, token_ids, "messages", isolation_key)
 
     async def start_completions(self, request: CompletionRequest, isolation_key: bytes) -> list[Generation]:
         """Admits every prompt, or none of them. Raises a ServiceError when one is refused."""
         info = self._prepare(request, "text_completion")
-        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-        encoded = iter(await self._in_thread(lambda: list(map(self._encoder.encode_text, texts))))
-        prompts = [prompt if isinstance(prompt, list) else next(encoded) for prompt in request.prompt]
+        prompts = await self.prompts.of_prompts(request.prompt)
         async with AsyncExitStack() as undo:
             generations = []
             for token_ids in prompts:
@@ -277,16 +268,13 @@ class TextGenerator:
         )
         return info
 
-    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     async def _start(
         self, request: GenerationRequest, info: ModelInfo, token_ids: list[int], field: str, isolation_key: bytes
     ) -> Generation:
         prompt = fit_prompt(token_ids, request, info, field)
         sampling = _with_defaults(request.sampling(), info.sampling_defaults)
         if words := request.bad_words:
-            sampling = replace(sampling, bad_words=await self._in_thread(lambda: self._banned_sequences(words)))
+            sampling = replace(sampling, bad_words=await self.prompts.of_bad_words(words))
         speculation = request.speculation or Speculation.model_validate({})
         form = request.requested_form()
         token_request = TokenRequest(
@@ -322,14 +310,9 @@ class TextGenerator:
             token_request, stream, self._scheduler, detokenizers, self._tokenizer, deadlines=deadlines, live=self.live
         )
 
-    def _banned_sequences(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
-        """Tokens of every word, at the start of a text and behind a space: most tokenizers tell them apart."""
-        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
-        return tuple(dict.fromkeys(tuple(self._tokenizer.encode_plain(text)) for text in texts))
-
     def close(self) -> None:
         """Ends the worker threads."""
-        self._threads.shutdown(wait=False)
+        self.prompts.close()
 
 
 def _with_defaults(sampling: Sampling, defaults: Sampling) -> Sampling:

@@ -38,9 +38,11 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def encode(text: str) -> list[int]:
-    """Ids of plain text."""
-    return list(tiny_tokenizer().encode(text).ids)
+def encode(text: str, *, plain: bool = False) -> list[int]:
+    """Ids of a text; special tokens in it count unless it is `plain`."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.encode_special_tokens = plain
+    return list(tokenizer.encode(text).ids)
 
 
 def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
@@ -83,6 +85,8 @@ class ScriptedScheduler:
         """Ends the request with FINISH_REASON_ERROR after the first step."""
         self.num_cached_tokens = 0
         self.is_endless = False
+        self.stop_ids = {EOS_ID}
+        """Tokens that end an answer with `stop` where it ends."""
         self.step_s = 0.0
         self.first_step_s = 0.0
         self.live: set[str] = set()
@@ -116,7 +120,7 @@ class ScriptedScheduler:
                 is_last = not running[choice] and not self.is_endless
                 reason = 0
                 if is_last:
-                    is_eos = step[-1] == EOS_ID and not request.ignore_eos
+                    is_eos = step[-1] in self.stop_ids and not request.ignore_eos
                     reason = scheduler_pb2.FINISH_REASON_STOP if is_eos else scheduler_pb2.FINISH_REASON_LENGTH
                     del running[choice]
                 elif not running[choice]:
@@ -271,5 +275,5 @@ class GatewayHarness:
         return self.http.get(path, **options)
 
     def chat(self, text: str = "Hi", **fields: Any) -> httpx.Response:
-        """One chat request."""
+        """One chat request: of a single turn unless `messages` are given."""
         return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields})

@@ -6,6 +6,7 @@ import re
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from gateway.generation import TextGenerator
 from gateway.responses import Answer, exactness
@@ -30,7 +31,7 @@ def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: Text
             generations = await generator.start_completions(request, isolation_key)
         info = generator.readiness.require_info()
         answer = Answer(request, generations, model=model, info=info, is_chat=is_chat)
-        headers = _headers(request) | exactness(info)
+        headers = ignored_parameters(request) | exactness(info)
         if request.stream:
             return EventStream(answer.chunks(), answer.cancel, headers, keepalive_s=settings.keepalive_s)
         return json_response(await answer.whole(), headers=headers)
@@ -49,6 +50,7 @@ def add_generate_routes(app: FastAPI, settings: GatewaySettings, generator: Text
         return await handle(http, CompletionRequest)
 
 
-def _headers(request: GenerationRequest) -> dict[str, str]:
+def ignored_parameters(request: BaseModel) -> dict[str, str]:
+    """The header that names what nobody knows: a few names, cut and without anything that a header may not hold."""
     names = [re.sub(r"[^\w.-]", "?", name[:64], flags=re.ASCII) for name in unknown_parameters(request)]
     return {"x-dspark-ignored-parameters": ",".join(names[:_MAX_NAMED_PARAMETERS])} if names else {}

@@ -4,16 +4,20 @@ from gateway.schemas.chat import ChatMessage, ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import Extension, GenerationRequest, Speculation, StreamOptions
 from gateway.schemas.parsing import NEUTRAL_VALUES, parse_request, unknown_parameters
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 __all__ = [
     "NEUTRAL_VALUES",
     "ChatMessage",
     "ChatRequest",
     "CompletionRequest",
+    "DetokenizeRequest",
     "Extension",
     "GenerationRequest",
     "Speculation",
     "StreamOptions",
+    "TokenizeChatRequest",
+    "TokenizeTextRequest",
     "parse_request",
     "unknown_parameters",
 ]
