@@ -64,6 +64,10 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
             "DSPARK_SCHEDULER_KV_MEMORY",
             field="n",
         )
+    if spec.grammar is not None and spec.ignore_eos:
+        raise InvalidRequestError(
+            "ignore_eos cannot be had with structured_output: an answer ends where its form does", field="ignore_eos"
+        )
     room = limits.max_model_len - len(spec.prompt)
     stop_token_ids = spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | limits.eos_token_ids
     request = Request(
@@ -88,6 +92,8 @@ def accept_request(spec: GenerateSpec, limits: Limits, sink: Callable[[Event], N
         sequence = Sequence(request, choice, sampling, list(spec.prompt), accepted_histogram=histogram)
         # Choice 0 computes the prompt's full pages; without a full page there is nothing to wait for.
         sequence.waits_for_prompt = choice > 0 and shared > 0
+        if spec.grammar is not None:
+            sequence.matcher = spec.grammar.matcher()
         request.choices.append(sequence)
     request.prompt_source = request.choices[0]
     return request

@@ -74,6 +74,8 @@ class Committer:
             ledger.num_verify_rows += 1
             ledger.num_verified += len(row.drafts)
             ledger.num_accepted += num_accepted
+        if sequence.matcher is not None:
+            sequence.matcher.advance(kept)
         sequence.tokens += kept
         self._batch.publish(sequence)
         ledger.num_committed += len(kept)

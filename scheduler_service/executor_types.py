@@ -83,6 +83,8 @@ class SessionSizes:
     """0: no features, speculation is off."""
     max_draft_tokens: int
     feature_layer_ids: tuple[int, ...]
+    masks_arena: str = ""
+    """Name of the scheduler's token masks; empty when no row will be masked."""
 
 
 class DraftArenas(NamedTuple):
@@ -119,6 +121,8 @@ class StepCall:
     row_chained: list[bool] = field(default_factory=list)
     """Empty: no such row."""
     prob_asks: list[TargetProbAsk] = field(default_factory=list)
+    row_masked: list[bool] = field(default_factory=list)
+    """Whether the row's tokens are chosen under masks. Empty: no such row."""
 
 
 class Phase(NamedTuple):

@@ -82,6 +82,7 @@ class VerifierClient:
             feature_layer_ids=sizes.feature_layer_ids,
             draft_probs_arena=arenas.draft_probs,
             draft_to_target_arena=arenas.draft_to_target,
+            masks_arena=sizes.masks_arena,
         )
         with calling("verifier"):
             reply = self._transport.Attach(request, timeout=self._timeout_s)
@@ -103,6 +104,7 @@ class VerifierClient:
             row_rounds=call.row_rounds,
             token_ids=call.token_ids,
             row_chained=call.row_chained,
+            row_masked=call.row_masked,
             prob_rows=[ask.row for ask in call.prob_asks],
             prob_positions=[ask.position for ask in call.prob_asks],
             prob_token_ids=[ask.token_id for ask in call.prob_asks],

@@ -49,6 +49,8 @@ def plan_chained(batch: Batch, in_flight: list[PlannedRow]) -> list[PlannedRow]:
     """
     if any(row.drafts for row in in_flight):
         return []  # where its rows end is not known
+    if any(sequence.matcher is not None for sequence in batch.running):
+        return []  # which tokens are allowed next is not known
     ahead = {row.sequence: row for row in in_flight}
     decoding: list[PlannedRow] = []
     prefilling: list[tuple[Sequence, int]] = []

@@ -14,6 +14,8 @@ from kernels.token_scores import TokenScore
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from scheduler_service.grammar.matcher import AnswerMatcher, Grammar
+
 
 class FinishReason(enum.IntEnum):
     """Why a choice ended; the numbers are those of the wire."""
@@ -70,6 +72,8 @@ class GenerateSpec:
     """Score the answer's tokens, with so many of the likeliest; None does not."""
     num_prompt_logprobs: int | None = None
     """The same for the prompt's tokens, from the second on. Every prompt position is then computed."""
+    grammar: Grammar | None = None
+    """Form of every choice's text; None leaves it free."""
     reports_steps: bool = False
     """Tell with every chunk what its step did."""
 
@@ -183,6 +187,8 @@ class Sequence:
     """Steps that failed in a row."""
     context_lost: str = ""
     """Why the draft context cannot be used any more, in words; then the choice decodes plainly."""
+    matcher: AnswerMatcher | None = None
+    """Where the answer stands in the form that it must have; None leaves it free."""
     finish_reason: FinishReason | None = None
     admitted_ns: int = 0
     """When it first got a slot, on the monotonic clock; 0 before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dspark.v1 import scheduler_pb2 as pb
@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from kernels.sampling import Regime
 from scheduler_service import tracing
+from scheduler_service.grammar.form import StructuredOutput, refusal
 from scheduler_service.metrics import scheduler_metrics
 from scheduler_service.request import (
     ChoiceSummary,
@@ -82,7 +83,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         events: asyncio.Queue[Event] = asyncio.Queue()
         span = tracing.start_request_span("scheduler.generate", context.invocation_metadata())
         try:
-            live = scheduler.submit(_spec_from_pb(request), events.put_nowait, span)
+            spec = _spec_from_pb(request)
+            if (form := _form_from_pb(request)) is not None:
+                grammar = await asyncio.wrap_future(scheduler.compile(form))
+                spec = replace(spec, grammar=grammar)
+            live = scheduler.submit(spec, events.put_nowait, span)
             # Not a `finally`: a stream cancelled while a message is being written is never resumed.
             context.add_done_callback(lambda _: scheduler.end(live))
             await context.send_initial_metadata(())  # tells the caller that the request is queued
@@ -126,6 +131,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             speculation_off_reason=info.speculation_off_reason,
             inexact_reason=info.inexact_reason,
             calibration=info.calibration,
+            structured_output_off_reason=info.structured_output_off_reason,
         )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
@@ -184,6 +190,16 @@ def _spec_from_pb(request: pb.GenerateRequest) -> GenerateSpec:
         num_prompt_logprobs=request.num_prompt_logprobs if request.HasField("num_prompt_logprobs") else None,
         reports_steps=request.report_steps,
     )
+
+
+def _form_from_pb(request: pb.GenerateRequest) -> StructuredOutput | None:
+    """Raises InvalidRequestError for a form that is none of those of the contract."""
+    if not request.HasField("structured_output"):
+        return None
+    kind = request.structured_output.WhichOneof("form")
+    if kind is None:
+        raise refusal("set one of json_schema, regex and lark")
+    return StructuredOutput(kind, getattr(request.structured_output, kind))
 
 
 def _speculation(speculation: pb.SpeculationParams) -> dict[str, Any]:

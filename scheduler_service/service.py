@@ -17,6 +17,9 @@ from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import ChoiceCounts, WindowCounts
 from scheduler_service.executor_types import SamplingDefaults
 from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.grammar.form import StructuredOutput, refusal
+from scheduler_service.grammar.matcher import Grammar
+from scheduler_service.grammar.structure import Structure
 from scheduler_service.ledger import Ledger, Load
 from scheduler_service.policy import VerifyPolicy
 from scheduler_service.request import Delivery, Event, FinishReason, GenerateSpec, Request
@@ -46,6 +49,8 @@ class ModelInfo:
     """Why texts may change with the load; empty when they do not."""
     calibration: str = ""
     """How the drafter's confidences are calibrated, in words; empty without a drafter."""
+    structured_output_off_reason: str = ""
+    """Why no answer can be given a form; empty when it can."""
 
 
 def deliver_directly(deliveries: list[Delivery]) -> None:
@@ -69,6 +74,7 @@ class Scheduler:
         self._batch, self._ledger = batch, Ledger()
         self._observers: tuple[StepObserver, ...] = ()
         self._calibration: CalibrationMonitor | None = None
+        self._structure: Structure | None = None
         self._trace = StepTrace(settings.trace_steps)
         self._committer = Committer(batch, self._ledger, info.speculation_off_reason, self._forget)
         self._deliver: Callable[[list[Delivery]], None] = deliver_directly
@@ -88,10 +94,11 @@ class Scheduler:
         costs: OnlineCosts | None = None,
         observers: Iterable[StepObserver] = (),
         calibration: CalibrationMonitor | None = None,
+        structure: Structure | None = None,
     ) -> None:
         """Starts the step thread. The executors must be attached; `step_ids` goes on from what they have seen. `costs`
         and `observers` learn from every step, `calibration` as well; it corrects confidences."""
-        self._calibration = calibration
+        self._calibration, self._structure = calibration, structure
         self._observers = (*observers, *([calibration] if calibration is not None else []))
         engine = StepEngine(
             self._batch,
@@ -107,6 +114,7 @@ class Scheduler:
             costs=costs,
             observers=self._observers,
             calibration=calibration,
+            masks=structure.masks if structure is not None else None,
         )
         self.window_counts = engine.window_counts
         self._loop.start(engine)
@@ -114,6 +122,13 @@ class Scheduler:
     def set_delivery(self, deliver: Callable[[list[Delivery]], None], on_failure: Callable[[str], None]) -> None:
         """Where events go (by default to the sinks, on the step thread), and who is told if the step loop fails."""
         self._deliver, self._on_failure = deliver, on_failure
+
+    def compile(self, form: StructuredOutput) -> Future[Grammar]:
+        """A form for requests (`GenerateSpec.grammar`). Raises, or the future does, InvalidRequestError where it cannot
+        be had, QueueFullError where too many are asked for at once."""
+        if self._structure is None:
+            raise refusal(self.info.structured_output_off_reason)
+        return self._structure.compiler.compile(form)
 
     def submit(self, spec: GenerateSpec, sink: Callable[[Event], None], span: Span | None = None) -> Request:
         """Queues a request; its events go to `sink`: chunks, then one summary.
@@ -231,6 +246,8 @@ class Scheduler:
             self.end(request)
         self._loop.stop()
         self._trace.close()
+        if self._structure is not None:
+            self._structure.close()
         for observer in self._observers:
             observer.close()
 

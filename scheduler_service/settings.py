@@ -88,6 +88,12 @@ class SchedulerSettings(BaseSettings):
     """Most prompt tokens waiting for admission; more are refused."""
     feature_ring_rows: int = Field(256, ge=1)
     """Feature rows kept per slot in shared memory; caps a prefill chunk. Unused when verify_mode is off."""
+    tokenizer: Path | None = None
+    """Directory of the target, whose tokenizer.json structured output needs. Unset: requests for it are refused."""
+    max_grammar_bytes: int = Field(2**16, ge=1)
+    """Longest JSON schema, regular expression or grammar of a request, in bytes."""
+    grammar_timeout_s: float = Field(5.0, gt=0)
+    """Seconds that compiling one may take; then the request is refused."""
     trace_steps: Path | None = None
     """File that gets a JSON line for every phase of every step: step_id, phase, start_ns, end_ns (monotonic clock). The
     verifier's phases, and this process's draft_call, step_call and commit."""

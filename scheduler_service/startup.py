@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from scheduler_service.cost_model_start import CostSource
 from scheduler_service.draft_gate import DraftGate, OpenGate
 from scheduler_service.executor_types import DrafterInfo, SessionSizes, VerifierInfo
 from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.grammar.structure import create_masks, create_structure, structure_off_reason
+from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.guard import Guard, GuardOptions
 from scheduler_service.policy import PolicyOptions, create_policy, needs_costs, trims_by_confidence
 from scheduler_service.prefill_limit import PrefillLimit
@@ -41,6 +44,8 @@ class Engine(NamedTuple):
     """None when verify_mode is off."""
     drafter_info: DrafterInfo | None
     limits: Limits
+    masks: TokenMasks | None = None
+    """None where no answer can be given a form."""
 
 
 def attach_engine(settings: SchedulerSettings, verifier_transport: Any, drafter_transport: Any | None) -> Engine:
@@ -58,8 +63,10 @@ def attach_engine(settings: SchedulerSettings, verifier_transport: Any, drafter_
         _check_contract("drafter", drafter_info.contract_version)
         check_compatibility(target, drafter_info)
     limits = compute_limits(settings, target, drafter_info)
-    _attach(limits, verifier, drafter, drafter_info.target_layer_ids if drafter_info is not None else ())
-    return Engine(verifier, target, drafter, drafter_info, limits)
+    sizes = _session_sizes(limits, drafter_info)
+    masks = None if structure_off_reason(settings.tokenizer, limits) else create_masks(sizes, limits.vocab_size)
+    _attach(replace(sizes, masks_arena=masks.name if masks is not None else ""), verifier, drafter)
+    return Engine(verifier, target, drafter, drafter_info, limits, masks)
 
 
 def build_scheduler(
@@ -74,7 +81,8 @@ def build_scheduler(
     ConfigurationError in words: executors of another contract, a drafter made for another target, sizes that do not
     fit, or a cost file of another engine.
     """
-    verifier, target, drafter, drafter_info, limits = attach_engine(settings, verifier_transport, drafter_transport)
+    engine = attach_engine(settings, verifier_transport, drafter_transport)
+    verifier, target, drafter, drafter_info, limits, masks = engine
     batch = Batch(limits, settings.prefix_cache)
     step_ids = itertools.count(1)
     costs: OnlineCosts | None = None
@@ -100,6 +108,7 @@ def build_scheduler(
         sampling_defaults=target.sampling_defaults,
         inexact_reason=target.inexact_reason,
         calibration=drafter_info.calibration if drafter_info is not None else "",
+        structured_output_off_reason=structure_off_reason(settings.tokenizer, limits),
     )
     calibration: CalibrationMonitor | None = None
     if drafter_info is not None:
@@ -113,7 +122,8 @@ def build_scheduler(
         settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
     )
     policy = create_policy(settings.verify_mode, costs, options)
-    scheduler.start(verifier, drafter, policy, step_ids, costs, _observers(settings), calibration)
+    structure = create_structure(settings, limits, masks) if masks is not None else None
+    scheduler.start(verifier, drafter, policy, step_ids, costs, _observers(settings), calibration, structure)
     log.info(
         "serving %s: %s, %d slots, context %d, %d pages of %d positions",
         target.model,
@@ -238,11 +248,8 @@ def compute_limits(settings: SchedulerSettings, target: VerifierInfo, drafter: D
     )
 
 
-def _attach(
-    limits: Limits, verifier: VerifierClient, drafter: DrafterClient | None, feature_layer_ids: tuple[int, ...]
-) -> None:
-    """Starts a session on both: the verifier's features first, then the drafter, then its arenas back."""
-    sizes = SessionSizes(
+def _session_sizes(limits: Limits, drafter: DrafterInfo | None) -> SessionSizes:
+    return SessionSizes(
         session=secrets.randbits(63) + 1,  # never 0, the stamp of an unwritten row
         num_slots=limits.max_num_seqs,
         num_pages=limits.num_pages,
@@ -250,8 +257,12 @@ def _attach(
         max_batch_tokens=limits.max_batch_tokens,
         feature_ring_rows=limits.feature_ring_rows,
         max_draft_tokens=limits.block_size,
-        feature_layer_ids=feature_layer_ids,
+        feature_layer_ids=drafter.target_layer_ids if drafter is not None else (),
     )
+
+
+def _attach(sizes: SessionSizes, verifier: VerifierClient, drafter: DrafterClient | None) -> None:
+    """Starts a session on both: the verifier's features first, then the drafter, then its arenas back."""
     features_arena = verifier.attach(sizes)
     if drafter is not None:
         verifier.attach(sizes, drafter.attach(sizes, features_arena))

@@ -23,6 +23,7 @@ from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
 from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
+from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.policy import DraftedBatch, VerifyPolicy
@@ -71,13 +72,14 @@ class StepEngine:
         costs: OnlineCosts | None = None,
         observers: Iterable[StepObserver] = (),
         calibration: CalibrationMonitor | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
         """`drafter` and `policy` are None when speculation is off. `flush` delivers events; called while the executors
         have the next call. `costs` and `observers` learn from every step; `calibration` corrects confidences before the
-        policy sees them."""
+        policy sees them. `masks` is None where no request has a grammar."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
         self._verifier, self._drafter, self._policy = verifier, drafter, policy
-        self._calibration = calibration
+        self._calibration, self._masks = calibration, masks
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace = chain_plain_steps, trace
         self.window_counts = WindowCounts(batch.limits.block_size)
@@ -106,6 +108,8 @@ class StepEngine:
             draft_ns = 0
             if self._drafter is not None and self._policy is not None:
                 draft_ns = self._draft(self._drafter, self._policy, plan, step_id, metadata)
+            if self._masks is not None:
+                self._mask(self._masks, plan, step_id)
             if plan.rows:  # else the last ingests of sequences that ended were all there was to do
                 self._finish(self._send(plan, step_id, metadata, draft_ns=draft_ns))
 
@@ -199,6 +203,21 @@ class StepEngine:
             self._batch.acknowledge_ingest(sequence)
         self._batch.release_closed()
 
+    def _mask(self, masks: TokenMasks, plan: StepPlan, step_id: int) -> None:
+        """Writes masks for the rows whose answers must have a form; those of broken matchers end here."""
+        masked = [row for row in plan.rows if row.sequence.matcher is not None and row.emits]
+        if not masked:
+            return
+        started = perf_counter_ns()
+        failed = masks.fill(step_id, masked)
+        for index, row in enumerate(masked):
+            row.is_masked = index not in failed
+            if not row.is_masked:
+                self._committer.finish(row.sequence, FinishReason.ERROR, f"structured_output: {failed[index]}")
+        if failed:
+            plan.rows = [row for row in plan.rows if row.sequence.finish_reason is None]
+        self._trace.record(step_id, [Phase("masks", started, perf_counter_ns())])
+
     def _send(
         self, plan: StepPlan, step_id: int, metadata: Metadata, *, draft_ns: int = 0, is_chained: bool = False
     ) -> _SentStep:
@@ -218,6 +237,7 @@ class StepEngine:
             row_rounds=[row.sequence.round for row in rows],
             token_ids=token_ids,
             row_chained=[row.is_chained for row in rows] if any(row.is_chained for row in rows) else [],
+            row_masked=[row.is_masked for row in rows] if any(row.is_masked for row in rows) else [],
             prob_asks=self._block_accept.asks(rows) if self._block_accept is not None else [],
         )
         sent_ns = perf_counter_ns()

@@ -33,6 +33,8 @@ class PlannedRow:
     emits: bool
     is_chained: bool = False
     """Whether the row's one token is the one that the step in flight emits for the sequence."""
+    is_masked: bool = False
+    """Whether its tokens are chosen under the masks of the step."""
     max_drafts: int = 0
     drafts: list[int] = field(default_factory=list)
     """Drafts to verify; filled in between planning and the verifier's call."""
