@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from gateway.schemas.controls import limits
 from gateway.schemas.structured import RequestedForm, StructuredFields, check_schema, check_size
 from gateway.tools.form import MAX_NAME_LEN, Tool
-from gateway.tools.grammar import json_text, tool_grammar
+from gateway.tools.grammar import tool_grammar
 
 _NAME = rf"^[A-Za-z0-9_-]{{1,{MAX_NAME_LEN}}}$"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -82,7 +82,8 @@ class ToolFields(StructuredFields):
         structured = info.data.get("structured_outputs")
         if value and structured is not None and structured.output() is not None:
             raise ValueError("cannot be combined with structured_outputs: use response_format, or leave out the tools")
-        check_size("".join(json_text(definition.to_tool().parameters) for definition in value or ()), info)
+        tools = [definition.to_tool() for definition in value or ()]
+        check_size(tool_grammar(tools, is_required=False, is_parallel=True, content_schema=None).text, info)
         return value
 
     @field_validator("tool_choice", mode="before")

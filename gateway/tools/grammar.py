@@ -16,8 +16,10 @@ freely can do so without end."""
 
 
 def json_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON, with JSON_STYLE unless it has its own. Raises orjson.JSONEncodeError if nested too deeply."""
-    return orjson.dumps({"x-guidance": JSON_STYLE, **schema}).decode()
+    """The schema as JSON, with JSON_STYLE unless it has its own. What cannot be enforced is an error, whatever it says
+    about itself. Raises orjson.JSONEncodeError if nested too deeply."""
+    own = schema.get("x-guidance", JSON_STYLE)
+    return orjson.dumps({**schema, "x-guidance": {**own, "lenient": False} if isinstance(own, dict) else own}).decode()
 
 
 def tool_grammar(

@@ -16,7 +16,7 @@ from service_kit.errors import InvalidRequestError, QueueFullError
 
 SETTINGS = GatewaySettings(max_tools=3, max_form_bytes=1000)
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
-STYLED = json.dumps({"x-guidance": JSON_STYLE, **SCHEMA}, separators=(",", ":"))
+STYLED = json.dumps({**SCHEMA, "x-guidance": {**JSON_STYLE, "lenient": False}}, separators=(",", ":"))
 
 
 def chat(**fields: Any) -> ChatRequest:

@@ -111,6 +111,7 @@ def test_json_stands_on_one_line_unless_the_schema_says_otherwise() -> None:
     assert not allows(form, '{"a": [1,\n 2]}')
     loose = StructuredOutput("json_schema", json_text({**schema, "x-guidance": {"whitespace_flexible": True}}))
     assert allows(loose, '{"a": [1,\n 2]}')
+    assert json.loads(json_text({"x-guidance": {"lenient": True}})) == {"x-guidance": {"lenient": False}}
 
 
 def test_a_random_answer_reads_as_calls_of_the_tools() -> None:
