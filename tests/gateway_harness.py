@@ -84,6 +84,9 @@ class ScriptedScheduler:
         self.error = ""
         """Ends the request with FINISH_REASON_ERROR after the first step."""
         self.num_cached_tokens = 0
+        self.load: Any = None
+        """What GetLoad answers, if set."""
+        self._polls = 0
         self.is_endless = False
         self.stop_ids = {EOS_ID}
         """Tokens that end an answer with `stop` where it ends."""
@@ -177,7 +180,8 @@ class ScriptedScheduler:
         return scheduler_pb2.AbortResponse()
 
     async def GetLoad(self, request: Any, context: Any) -> Any:
-        return scheduler_pb2.GetLoadResponse(num_running=len(self.live))
+        self._polls += 1  # so that it never looks stalled
+        return self.load or scheduler_pb2.GetLoadResponse(num_running=len(self.live), num_committed=self._polls)
 
     async def GetModelInfo(self, request: Any, context: Any) -> Any:
         return scheduler_pb2.GetModelInfoResponse(
