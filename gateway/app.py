@@ -15,6 +15,7 @@ from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimitMiddleware, KeyLimits
 from gateway.routes.generate import add_generate_routes
 from gateway.routes.info import add_info_routes
+from gateway.routes.page import add_page_routes
 from gateway.routes.tokenize import add_tokenize_routes
 from gateway.settings import GatewaySettings
 from gateway.web import RequestContext, error_response, http_exception_response
@@ -45,7 +46,7 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
     add_generate_routes(app, settings, generator)
     add_tokenize_routes(app, settings, generator)
     # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
-    open_paths = add_info_routes(app, settings, generator)
+    open_paths = add_info_routes(app, settings, generator) | add_page_routes(app, settings)
     app.state.open_paths = open_paths
     app.add_middleware(KeyLimitMiddleware, limits=limits)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
