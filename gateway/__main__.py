@@ -6,13 +6,17 @@ import asyncio
 import signal
 import sys
 
+from gateway.metrics_page import MetricsSource
 from gateway.scheduler_client import GrpcScheduler
-from gateway.server import serve
-from gateway.settings import GatewaySettings
 from service_kit.errors import ConfigurationError
 from service_kit.rpc import socket_address
 from service_kit.settings import CommonSettings, load_settings
 from service_kit.telemetry import set_up
+
+from gateway.server import serve
+from gateway.settings import GatewaySettings
+
+_SERVICES_WITH_METRICS = ("scheduler", "drafter", "verifier")
 
 
 async def _run(common: CommonSettings, settings: GatewaySettings) -> None:
@@ -26,8 +30,9 @@ async def _run(common: CommonSettings, settings: GatewaySettings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     scheduler = GrpcScheduler(socket_address(common.run_dir, "scheduler"))
+    sources = [MetricsSource(name, socket_address(common.run_dir, name)) for name in _SERVICES_WITH_METRICS]
     try:
-        await serve(settings, scheduler, stop)
+        await serve(settings, scheduler, stop, sources=sources)
     finally:
         await scheduler.close()
 

@@ -7,24 +7,28 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from gateway.auth import ApiKeys, AuthMiddleware
+from gateway.key_limits import KeyLimitMiddleware, KeyLimits
+from gateway.metrics_page import MetricsPage
+from gateway.routes.generate import add_generate_routes
+from gateway.routes.info import add_info_routes
+from gateway.routes.metrics import METRICS_PATH, add_metrics_routes
+from gateway.routes.page import add_page_routes
+from gateway.routes.tokenize import add_tokenize_routes
+from service_kit.errors import ServiceError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from gateway.auth import ApiKeys, AuthMiddleware
 from gateway.generation import TextGenerator
-from gateway.key_limits import KeyLimitMiddleware, KeyLimits
-from gateway.routes.generate import add_generate_routes
-from gateway.routes.info import add_info_routes
-from gateway.routes.page import add_page_routes
-from gateway.routes.tokenize import add_tokenize_routes
 from gateway.settings import GatewaySettings
 from gateway.web import RequestContext, error_response, http_exception_response
-from service_kit.errors import ServiceError
 
 _log = logging.getLogger(__name__)
 
 
-def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits) -> FastAPI:
+def create_app(
+    settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits, metrics_page: MetricsPage
+) -> FastAPI:
     """The application. Starts nothing: the caller runs the generator's readiness.
 
     The text gRPC service has the same `keys` and `limits`.
@@ -47,6 +51,7 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
     add_tokenize_routes(app, settings, generator)
     # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
     open_paths = add_info_routes(app, settings, generator) | add_page_routes(app, settings)
+    open_paths |= add_metrics_routes(app, settings, metrics_page)
     app.state.open_paths = open_paths
     app.add_middleware(KeyLimitMiddleware, limits=limits)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
@@ -58,5 +63,5 @@ def create_app(settings: GatewaySettings, generator: TextGenerator, keys: ApiKey
             allow_headers=("*",),
             expose_headers=("retry-after", "x-request-id", "x-dspark-exact", "x-dspark-ignored-parameters"),
         )
-    app.add_middleware(RequestContext, open_paths=open_paths)
+    app.add_middleware(RequestContext, quiet_paths=open_paths | {METRICS_PATH}, metrics=generator.metrics)
     return app

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 
-from opentelemetry import trace
-
 from gateway.deadlines import Deadlines
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.errors import GenerationFailedError, UnknownModelError
+from gateway.genai import Operation, ServerMetrics
+from gateway.generation_record import GenerationRecord
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayMetrics
 from gateway.prompt_tokens import PromptTokens
 from gateway.prompts import PromptEncoder
-from gateway.readiness import Readiness
 from gateway.room import fit_prompt
 from gateway.scheduler_client import SchedulerClient, TokenStream
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from gateway.schemas.structured import blamed_on
-from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
+from opentelemetry import metrics
 from service_kit.errors import InvalidRequestError, UnavailableError
 from service_kit.scores import TokenScore
 
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
+
 _SUMMARY_TIMEOUT_S = 5.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Generation:
         *,
         deadlines: Deadlines,
         live: LiveRequests,
+        record: GenerationRecord,
     ) -> None:
         """Use TextGenerator."""
         self._deadlines = deadlines
@@ -95,8 +96,8 @@ class Generation:
         self._detokenizers = detokenizers
         self._num_tokens = [0] * request.num_choices
         self._reasons: list[FinishReason | None] = [None] * request.num_choices
-        self._started = time.monotonic()
-        self._span = trace.get_current_span()
+        self._record = record
+        self._is_read = False
 
     async def events(self) -> AsyncGenerator[Delta | End, None]:
         """Deltas of all choices as they come, then one End. Closing the iterator aborts what still runs.
@@ -104,6 +105,8 @@ class Generation:
         Raises a ServiceError when the scheduler is lost or fails the request.
         """
         summary: Summary | None = None
+        error: Exception | None = None
+        self._is_read = True
         try:
             async with aclosing(self._stream.__aiter__()) as messages:
                 while (message := await self._next(messages)) is not None:
@@ -120,15 +123,20 @@ class Generation:
                 yield End((), "", 0)
             else:
                 yield End(summary.choices, summary.speculation_off_reason, summary.num_cached_tokens)
+        except Exception as failure:
+            error = failure
+            raise
         finally:
             self.cancel()
-            self._report()
+            self._record.end(self._reasons, summary, error)
 
     def cancel(self) -> None:
         """Aborts what still runs."""
         self._stream.cancel()
         self._deadlines.close()
         self._live.discard(self)
+        if not self._is_read:  # else the end is told where the events end
+            self._record.end(self._reasons, None, None)
 
     async def _next(self, messages: AsyncIterator[Tokens | Summary]) -> Tokens | Summary | None:
         """The next message; None when the stream ends, or when only a summary is left that does not come."""
@@ -153,6 +161,7 @@ class Generation:
             message.token_ids, message.num_accepted, is_last=reason is not None, ends_by_token=reason == "stop"
         )
         self._num_tokens[choice] += step.num_tokens
+        self._record.take(choice, step.num_tokens)
         self._reasons[choice] = "stop" if step.is_stopped else reason
         return Delta(
             choice,
@@ -163,26 +172,6 @@ class Generation:
             message.scores[: step.num_tokens],
             message.prompt_scores,
             message.report,
-        )
-
-    def _report(self) -> None:
-        reasons = [reason or "abort" for reason in self._reasons]
-        num_prompt, num_tokens = len(self.request.prompt_token_ids), sum(self._num_tokens)
-        _log.info(
-            "request %s ended: %s, %d prompt tokens, %d generated, %.2f s",
-            self.request.request_id,
-            ",".join(reasons),
-            num_prompt,
-            num_tokens,
-            time.monotonic() - self._started,
-        )
-        self._span.set_attributes(
-            {
-                "gen_ai.response.id": self.request.request_id,
-                "gen_ai.response.finish_reasons": reasons,
-                "gen_ai.usage.input_tokens": num_prompt,
-                "gen_ai.usage.output_tokens": num_tokens,
-            }
         )
 
 
@@ -201,6 +190,8 @@ class TextGenerator:
         self.model_names = settings.resolved_model_names()
         self.readiness = readiness
         self.live = LiveRequests()
+        self.metrics = GatewayMetrics()
+        self._server_metrics = ServerMetrics(metrics.get_meter_provider())
         self._settings = settings
         self._scheduler = scheduler
         self._tokenizer = tokenizer
@@ -217,13 +208,13 @@ class TextGenerator:
 
     async def start_chat(self, request: ChatRequest, isolation_key: bytes) -> Generation:
         """Admits a chat of the caller that `isolation_key` stands for. Raises a ServiceError when it is refused."""
-        info = self._prepare(request, "chat")
+        info = self._prepare(request)
         token_ids = await self.prompts.of_chat(request)
         return await self._start(request, info, token_ids, "messages", isolation_key)
 
     async def start_completions(self, request: CompletionRequest, isolation_key: bytes) -> list[Generation]:
         """Admits every prompt, or none of them. Raises a ServiceError when one is refused."""
-        info = self._prepare(request, "text_completion")
+        info = self._prepare(request)
         prompts = await self.prompts.of_prompts(request.prompt)
         async with AsyncExitStack() as undo:
             generations = []
@@ -233,9 +224,9 @@ class TextGenerator:
             undo.pop_all()
         return generations
 
-    def _prepare(self, request: GenerationRequest, operation: str) -> ModelInfo:
+    def _prepare(self, request: GenerationRequest) -> ModelInfo:
         """Checks that cost nothing. Returns what is served."""
-        model = self.resolve_model(request.model)
+        self.resolve_model(request.model)
         info = self.readiness.require_info()
         if request.prompt_logprobs is not None and (
             request.stream or (request.echoes and request.num_logprobs is not None)
@@ -252,20 +243,6 @@ class TextGenerator:
                     raise InvalidRequestError(
                         f"{name}: {token_id} is outside the vocabulary of {info.vocab_size}", field=name
                     )
-        optional = {
-            "gen_ai.request.temperature": request.temperature,
-            "gen_ai.request.top_p": request.top_p,
-            "gen_ai.request.max_tokens": request.token_limit,
-            "gen_ai.request.seed": request.seed if request.seed is None else str(request.seed),
-        }
-        trace.get_current_span().set_attributes(
-            {
-                "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": "dspark",
-                "gen_ai.request.model": model,
-                **{key: value for key, value in optional.items() if value is not None},
-            }
-        )
         return info
 
     async def _start(
@@ -294,8 +271,15 @@ class TextGenerator:
             isolation_key=isolation_key,
             structured_output=form.output if form is not None else None,
         )
-        with blamed_on(form):
-            stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
+        operation: Operation = "chat" if isinstance(request, ChatRequest) else "text_completion"
+        model = self.resolve_model(request.model)
+        record = GenerationRecord(token_request, operation, model, self.metrics, self._server_metrics)
+        try:
+            with record.entered(), blamed_on(form):
+                stream = await self._scheduler.generate(token_request, timeout_s=self._settings.admission_timeout_s)
+        except BaseException as error:
+            record.refuse(error)
+            raise
         detokenizers = [
             Detokenizer(
                 self._tokenizer.named_bytes if request.shows_special_tokens else self._tokenizer.token_bytes,
@@ -307,7 +291,14 @@ class TextGenerator:
         ]
         deadlines = Deadlines(stream, self._settings)
         return Generation(
-            token_request, stream, self._scheduler, detokenizers, self._tokenizer, deadlines=deadlines, live=self.live
+            token_request,
+            stream,
+            self._scheduler,
+            detokenizers,
+            self._tokenizer,
+            deadlines=deadlines,
+            live=self.live,
+            record=record,
         )
 
     def close(self) -> None:

@@ -106,6 +106,11 @@ class Readiness:
         for listener in self.listeners:
             await listener(state == "ready")
 
+    @property
+    def info(self) -> ModelInfo | None:
+        """What was served when last asked; None before."""
+        return self._info
+
     def require_info(self) -> ModelInfo:
         """What is served. Raises LoadingError, DrainingError or UnavailableError while nothing is.
 

@@ -7,29 +7,45 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import uvicorn
-from grpc_health.v1 import health_pb2
-
-from gateway.app import create_app
 from gateway.auth import ApiKeys
 from gateway.chat_template import load_chat_template
-from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimits
+from gateway.metrics_page import MetricsPage, MetricsSource
 from gateway.prompts import PromptEncoder
-from gateway.readiness import Readiness
 from gateway.scheduler_client import SchedulerClient
-from gateway.settings import GatewaySettings
 from gateway.text_server import TEXT_SERVICE, create_text_server
 from gateway.tokenizer import load_tokenizer
+from grpc_health.v1 import health_pb2
+from prometheus_client.metrics_core import Metric
 from service_kit.errors import ConfigurationError
+from service_kit.metrics import new_registry
+
+from gateway.app import create_app
+from gateway.generation import TextGenerator
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
 
 
 _CLOSE_S = 1
 """Seconds for the last bytes of answers that are complete."""
+
+
+class ProcessMetrics(NamedTuple):
+    """What the gateway's process counts besides the gateway's own metrics."""
+
+    process: str
+    """Labels its CPU time and memory."""
+    collects: tuple[Callable[[], Iterable[Metric]], ...] = ()
+    """Of other services in the same process."""
+
+
+_OWN_METRICS = ProcessMetrics("gateway")
 
 
 class _Server(uvicorn.Server):
@@ -63,10 +79,31 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asyncio.Event) -> None:
+def create_metrics_page(
+    generator: TextGenerator, metrics: ProcessMetrics = _OWN_METRICS, sources: Sequence[MetricsSource] = ()
+) -> MetricsPage:
+    """What `/metrics` shows: this process, whose metrics besides the gateway's are `metrics`, and `sources`."""
+    registry = new_registry(metrics.process, generator.metrics.collect, *metrics.collects)
+    readiness = generator.readiness
+    return MetricsPage(
+        registry,
+        sources,
+        generator.model_names[0],
+        has_drafter=lambda: readiness.info is None or bool(readiness.info.drafter),
+    )
+
+
+async def serve(
+    settings: GatewaySettings,
+    scheduler: SchedulerClient,
+    stop: asyncio.Event,
+    metrics: ProcessMetrics = _OWN_METRICS,
+    sources: Sequence[MetricsSource] = (),
+) -> None:
     """Serves until `stop` is set, then lets running requests finish for `drain_timeout_s`.
 
-    Listens before anything is loaded, so that a port in use fails at once. Raises ConfigurationError.
+    `sources` are services in processes of their own whose metrics are shown, `metrics` those of this process. Listens
+    before anything is loaded, so that a port in use fails at once. Raises ConfigurationError.
     """
     listener = bind(settings.host, settings.port)
     with listener:
@@ -90,11 +127,12 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
             status = health_pb2.HealthCheckResponse
             await health.set(TEXT_SERVICE, status.SERVING if is_ready else status.NOT_SERVING)
 
+        metrics_page = create_metrics_page(generator, metrics, sources)
         await set_health(False)
         generator.readiness.listeners.append(set_health)
         server = _Server(
             uvicorn.Config(
-                create_app(settings, generator, keys, limits),
+                create_app(settings, generator, keys, limits, metrics_page),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -121,6 +159,7 @@ async def serve(settings: GatewaySettings, scheduler: SchedulerClient, stop: asy
             await asyncio.gather(*tasks, text_server.stop(_CLOSE_S))
             watcher.cancel()
             generator.close()
+            await metrics_page.close()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher  # raises what ended it, if anything did
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-
 from service_kit.errors import ConfigurationError
 
 
@@ -38,6 +37,8 @@ class GatewaySettings(BaseSettings):
     """Whether special tokens written out in a chat message act as such. A client could then forge turns."""
     page: bool = True
     """Whether the chat page is served at `/`. Its files are open; what it asks of the API needs a key like any client."""
+    metrics_open: bool = False
+    """Whether `/metrics` needs no API key."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
     """Largest request body, in bytes."""
     max_json_depth: int = Field(100, ge=8, le=250)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from typing import Any
 
 import orjson
+from gateway.errors import BodyTooLargeError, error_body, to_http
+from gateway.metrics import GatewayMetrics
+from gateway.request_scope import enter_request
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
+from service_kit.errors import InvalidRequestError
+from service_kit.telemetry import from_metadata, tracer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import BodyTooLargeError, error_body, to_http
-from service_kit.errors import InvalidRequestError
-from service_kit.telemetry import from_metadata, tracer
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_CLIENT_LEFT = 499
 _log = logging.getLogger(__name__)
 
 _UNTRACED = set_span_in_context(NonRecordingSpan(SpanContext(trace_id=1, span_id=1, is_remote=False)))
@@ -62,10 +65,11 @@ async def read_json(request: Request, max_bytes: int) -> Any:
 class RequestContext:
     """Outermost middleware: X-Request-Id in and out, a server span, and a body for errors nobody caught."""
 
-    def __init__(self, app: ASGIApp, open_paths: frozenset[str]) -> None:
-        """Wraps `app`. `open_paths`, those of probes and pages, leave no spans."""
+    def __init__(self, app: ASGIApp, quiet_paths: frozenset[str], metrics: GatewayMetrics) -> None:
+        """Wraps `app`. `quiet_paths`, those of probes, pages and scrapes, leave no spans and are not counted."""
         self._app = app
-        self._open_paths = open_paths
+        self._quiet_paths = quiet_paths
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the request."""
@@ -79,6 +83,9 @@ class RequestContext:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        enter_request(request_id)
+        started_s = time.monotonic()
+        is_quiet = scope["path"] in self._quiet_paths
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -90,7 +97,7 @@ class RequestContext:
 
         with tracer().start_as_current_span(
             f"{scope['method']} {scope['path']}",
-            context=_UNTRACED if scope["path"] in self._open_paths else from_metadata(headers),
+            context=_UNTRACED if is_quiet else from_metadata(headers),
             kind=SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
         ) as span:
@@ -104,3 +111,11 @@ class RequestContext:
             span.set_attribute("http.response.status_code", status)
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
+        if not is_quiet:
+            duration_s = time.monotonic() - started_s
+            self._metrics.count_http(_handler(scope), scope["method"], status or _CLIENT_LEFT, duration_s)
+
+
+def _handler(scope: Scope) -> str:
+    """Template of the route that answered; "none" where none did, so that paths made up by clients are no labels."""
+    return str(getattr(scope.get("route"), "path", "none"))

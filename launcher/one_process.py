@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-
-from dspark.v1 import scheduler_pb2_grpc
-from grpc_health.v1 import health_pb2
+from typing import Any, NamedTuple
 
 import drafter_service.server
 import verifier_service.server
 from drafter_service.settings import DrafterSettings
+from dspark.v1 import scheduler_pb2_grpc
 from gateway.scheduler_client import LocalScheduler
-from gateway.server import serve
-from gateway.settings import GatewaySettings
+from grpc_health.v1 import health_pb2
 from scheduler_service.server import SERVICE_NAME, SchedulerServicer
 from scheduler_service.service import Scheduler
 from scheduler_service.settings import SchedulerSettings
@@ -30,15 +28,26 @@ from service_kit.errors import ServiceError
 from service_kit.settings import CommonSettings, load_settings
 from verifier_service.settings import VerifierSettings
 
+from gateway.server import ProcessMetrics, serve
+from gateway.settings import GatewaySettings
 
-def _load(common: CommonSettings, settings: SchedulerSettings, engine: EngineThread) -> Scheduler:
+
+class _Loaded(NamedTuple):
+    scheduler: Scheduler
+    executors: tuple[Any, ...]
+    """Servicers of the verifier and, with speculation, the drafter."""
+
+
+def _load(common: CommonSettings, settings: SchedulerSettings, engine: EngineThread) -> _Loaded:
     """Loads both executors and a scheduler over them. Raises ConfigurationError."""
-    verifier = verifier_service.server.load_servicer(load_settings(VerifierSettings), engine, common.cache_dir)
-    drafter = None
+    executors: list[Any] = [
+        verifier_service.server.load_servicer(load_settings(VerifierSettings), engine, common.cache_dir)
+    ]
     if settings.verify_mode != "off":
-        drafter_settings = load_settings(DrafterSettings)
-        drafter = InProcessTransport(drafter_service.server.load_servicer(drafter_settings, engine))
-    return build_scheduler(settings, InProcessTransport(verifier), drafter, common.cache_dir)
+        executors.append(drafter_service.server.load_servicer(load_settings(DrafterSettings), engine))
+    verifier, *drafter = map(InProcessTransport, executors)
+    scheduler = build_scheduler(settings, verifier, drafter[0] if drafter else None, common.cache_dir)
+    return _Loaded(scheduler, tuple(executors))
 
 
 async def _run(common: CommonSettings, settings: SchedulerSettings, gateway: GatewaySettings) -> int:
@@ -46,7 +55,7 @@ async def _run(common: CommonSettings, settings: SchedulerSettings, gateway: Gat
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     engine = EngineThread("engine")
-    scheduler = await asyncio.to_thread(_load, common, settings, engine)
+    scheduler, executors = await asyncio.to_thread(_load, common, settings, engine)
     servicer = SchedulerServicer()
     servicer.serve(scheduler, failed)
     server, health = rpc.async_server(
@@ -59,7 +68,8 @@ async def _run(common: CommonSettings, settings: SchedulerSettings, gateway: Gat
     await server.start()
     failure = asyncio.create_task(_stop_on(failed, stop))
     try:
-        await serve(gateway, LocalScheduler(servicer), stop)
+        metrics = ProcessMetrics("server", tuple(each.metrics for each in (servicer, *executors)))
+        await serve(gateway, LocalScheduler(servicer), stop, metrics)
     finally:
         failure.cancel()
         await asyncio.to_thread(scheduler.stop)

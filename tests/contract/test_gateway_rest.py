@@ -18,7 +18,7 @@ from gateway.app import create_app
 from gateway.auth import ApiKeys
 from gateway.key_limits import KeyLimits
 from gateway.scheduler_client import GrpcScheduler, LocalScheduler
-from gateway.server import create_generator
+from gateway.server import create_generator, create_metrics_page
 from service_kit.errors import ConfigurationError, InvalidRequestError, QueueFullError, UnavailableError
 
 PROMPT_IDS = [256, *encode("user\nHi"), 257, *encode("\n"), 256, *encode("assistant\n")]
@@ -404,7 +404,9 @@ def test_every_route_needs_a_key_except_health(model_dir: Path) -> None:
     with GatewayHarness(model_dir, api_keys="k1,k2") as gateway:
         gateway.wait_ready()
         generator = create_generator(gateway.settings, LocalScheduler(gateway.scheduler))
-        app = create_app(gateway.settings, generator, ApiKeys([]), KeyLimits(gateway.settings))
+        app = create_app(
+            gateway.settings, generator, ApiKeys([]), KeyLimits(gateway.settings), create_metrics_page(generator)
+        )
         paths = {route.path for route in app.routes}  # type: ignore[attr-defined]
         pages = {path for path in app.state.open_paths if path == "/" or path.startswith("/static/")}
         assert app.state.open_paths - pages == {"/health", "/health/live", "/health/ready"}  # one more is a decision
