@@ -8,13 +8,12 @@ import sys
 
 from gateway.metrics_page import MetricsSource
 from gateway.scheduler_client import GrpcScheduler
+from gateway.server import serve
+from gateway.settings import GatewaySettings
 from service_kit.errors import ConfigurationError
 from service_kit.rpc import socket_address
 from service_kit.settings import CommonSettings, load_settings
 from service_kit.telemetry import set_up
-
-from gateway.server import serve
-from gateway.settings import GatewaySettings
 
 _SERVICES_WITH_METRICS = ("scheduler", "drafter", "verifier")
 

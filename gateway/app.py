@@ -7,7 +7,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
 from gateway.auth import ApiKeys, AuthMiddleware
+from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimitMiddleware, KeyLimits
 from gateway.metrics_page import MetricsPage
 from gateway.routes.generate import add_generate_routes
@@ -15,13 +19,9 @@ from gateway.routes.info import add_info_routes
 from gateway.routes.metrics import METRICS_PATH, add_metrics_routes
 from gateway.routes.page import add_page_routes
 from gateway.routes.tokenize import add_tokenize_routes
-from service_kit.errors import ServiceError
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-
-from gateway.generation import TextGenerator
 from gateway.settings import GatewaySettings
 from gateway.web import RequestContext, error_response, http_exception_response
+from service_kit.errors import ServiceError
 
 _log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 
+from opentelemetry import metrics
+
 from gateway.deadlines import Deadlines
 from gateway.detokenizer import Detokenizer, Piece
 from gateway.errors import GenerationFailedError, UnknownModelError
@@ -17,18 +19,16 @@ from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
 from gateway.prompt_tokens import PromptTokens
 from gateway.prompts import PromptEncoder
+from gateway.readiness import Readiness
 from gateway.room import fit_prompt
 from gateway.scheduler_client import SchedulerClient, TokenStream
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from gateway.schemas.structured import blamed_on
+from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import ChoiceStats, FinishReason, ModelInfo, Sampling, StepReport, Summary, TokenRequest, Tokens
-from opentelemetry import metrics
 from service_kit.errors import InvalidRequestError, UnavailableError
 from service_kit.scores import TokenScore
-
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
 
 _SUMMARY_TIMEOUT_S = 5.0
 

@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import uvicorn
+from grpc_health.v1 import health_pb2
+from prometheus_client.metrics_core import Metric
+
+from gateway.app import create_app
 from gateway.auth import ApiKeys
 from gateway.chat_template import load_chat_template
+from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimits
 from gateway.metrics_page import MetricsPage, MetricsSource
 from gateway.prompts import PromptEncoder
+from gateway.readiness import Readiness
 from gateway.scheduler_client import SchedulerClient
+from gateway.settings import GatewaySettings
 from gateway.text_server import TEXT_SERVICE, create_text_server
 from gateway.tokenizer import load_tokenizer
-from grpc_health.v1 import health_pb2
-from prometheus_client.metrics_core import Metric
 from service_kit.errors import ConfigurationError
 from service_kit.metrics import new_registry
-
-from gateway.app import create_app
-from gateway.generation import TextGenerator
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
 

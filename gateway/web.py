@@ -9,17 +9,18 @@ import uuid
 from typing import Any
 
 import orjson
-from gateway.errors import BodyTooLargeError, error_body, to_http
-from gateway.metrics import GatewayMetrics
-from gateway.request_scope import enter_request
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
-from service_kit.errors import InvalidRequestError
-from service_kit.telemetry import from_metadata, tracer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import BodyTooLargeError, error_body, to_http
+from gateway.metrics import GatewayMetrics
+from gateway.request_scope import enter_request
+from service_kit.errors import InvalidRequestError
+from service_kit.telemetry import from_metadata, tracer
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _CLIENT_LEFT = 499

@@ -11,12 +11,15 @@ import signal
 import sys
 from typing import Any, NamedTuple
 
+from dspark.v1 import scheduler_pb2_grpc
+from grpc_health.v1 import health_pb2
+
 import drafter_service.server
 import verifier_service.server
 from drafter_service.settings import DrafterSettings
-from dspark.v1 import scheduler_pb2_grpc
 from gateway.scheduler_client import LocalScheduler
-from grpc_health.v1 import health_pb2
+from gateway.server import ProcessMetrics, serve
+from gateway.settings import GatewaySettings
 from scheduler_service.server import SERVICE_NAME, SchedulerServicer
 from scheduler_service.service import Scheduler
 from scheduler_service.settings import SchedulerSettings
@@ -27,9 +30,6 @@ from service_kit.engine_thread import EngineThread
 from service_kit.errors import ServiceError
 from service_kit.settings import CommonSettings, load_settings
 from verifier_service.settings import VerifierSettings
-
-from gateway.server import ProcessMetrics, serve
-from gateway.settings import GatewaySettings
 
 
 class _Loaded(NamedTuple):
