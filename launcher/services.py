@@ -71,6 +71,7 @@ def plan_services(
     scheduler = _set(
         DSPARK_SCHEDULER_VERIFY_MODE=verify_mode,
         DSPARK_SCHEDULER_SPECULATION_OFF_REASON=pair.note or None,
+        DSPARK_SCHEDULER_TOKENIZER=pair.target,
         DSPARK_SCHEDULER_MAX_NUM_SEQS=options.max_num_seqs,
         DSPARK_SCHEDULER_MAX_MODEL_LEN=options.max_model_len,
         DSPARK_SCHEDULER_MAX_BATCH_TOKENS=options.max_batch_tokens,

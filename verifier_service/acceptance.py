@@ -1,7 +1,8 @@
 """Acceptance of a step's rows: greedy ones from one arg max, the others through the rejection-sampling kernel.
 
-Rows of controlled slots go through the kernel in every regime, with their logits changed first: each position by the
-text before it, the drafts of the window included. Scores are always of the target's own logits.
+Masked rows and those of controlled slots go through the kernel in every regime, with their logits changed first: each
+position by its mask, and by the text before it, the drafts of the window included. Scores are always of the target's
+own logits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from kernels.logit_controls.cpu import ControlledText
 from kernels.rejection_sample import AskedToken, InvalidRowError, RowOutcome
 from kernels.sampling import Regime
+from kernels.token_masks.cpu import mask_logits
 from kernels.token_scores.cpu import token_score
 from service_kit.errors import StaleArenaError
 from verifier_service.session import Session
@@ -59,6 +61,7 @@ def accept(
     best_ids = all_logits.argmax(axis=1)  # the first of equal logits; a NaN if there is one
     is_finite = np.isfinite(all_logits[np.arange(len(best_ids)), best_ids])
     ends = np.cumsum(batch.row_num_tokens)
+    masked = batch.row_masked if len(batch.row_masked) else np.zeros(num_rows, np.bool_)
     for row, offset in zip(emitted.rows.tolist(), emitted.offsets.tolist(), strict=True):
         window = _window(batch, row, int(ends[row]))
         own = slice(offset, offset + len(window.token_ids))
@@ -72,9 +75,15 @@ def accept(
                 raise InvalidRowError(failed[row])
             if not is_finite[own].all():
                 raise InvalidRowError("the target's logits are not finite")
-            if (text := session.text(window.slot)) is not None:
+            text, is_masked = session.text(window.slot), bool(masked[row])
+            if text is not None or is_masked:
                 controlled = scored if num_logprobs is None else scored.copy()
-                _control(text, window, controlled)
+                if is_masked:
+                    first_position = window.anchor + 1
+                    masks = session.masks(window.slot, batch.step_id, first_position, len(window.token_ids))
+                    mask_logits(controlled, masks)
+                if text is not None:
+                    _control(text, window, controlled, is_masked=is_masked)
                 outcome = _sample(session, window, controlled, accept_row, asked)
             elif session.sampling(window.slot).regime == Regime.GREEDY:
                 accepted_len = int((best_ids[own][:-1] == window.draft_ids).cumprod().sum())
@@ -103,8 +112,9 @@ def _window(batch: StepBatch, row: int, end: int) -> _Window:
     return _Window(int(batch.row_slots[row]), anchor, token_ids, int(batch.row_rounds[row]))
 
 
-def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float32]) -> None:
-    """Changes the logits of a window, [num_drafts + 1, vocab], in place.
+def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float32], *, is_masked: bool) -> None:
+    """Changes the logits of a window, [num_drafts + 1, vocab], in place. Masked ones are left alone at positions where
+    controls would leave nothing: a form that can only end does so, whatever min_tokens says.
 
     Leaves the whole window in the text: the next one begins with a later anchor and cuts what was not accepted.
     """
@@ -113,7 +123,10 @@ def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float
     text.cut(window.anchor)
     for token_id, row in zip(window.token_ids.tolist(), logits, strict=True):
         text.extend((token_id,))
+        allowed = row.copy() if is_masked else None
         text.apply(row)
+        if allowed is not None and np.isneginf(row.max()):
+            row[:] = allowed
 
 
 def _sample(

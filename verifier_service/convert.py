@@ -90,6 +90,7 @@ def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
         token_ids=_ints(request.token_ids),
         row_chained=np.array(list(request.row_chained), np.bool_),
         prob_asks=_asks_from_pb(request),
+        row_masked=np.array(list(request.row_masked), np.bool_),
     )
 
 

@@ -55,21 +55,24 @@ class VerifierEngine:
         num_pages, arena_bytes = (session.sizes.num_pages, session.arena_bytes) if session else (0, {})
         return verifier_metrics(self._counts, arena_bytes, num_pages * page_bytes(self.target.model.config))
 
-    def attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas) -> Attachment:
-        """Starts a session or, within it, maps the drafter's arenas. Runs after any step in flight.
+    def attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas, masks_arena: str = "") -> Attachment:
+        """Starts a session or, within it, maps arenas that are new. Runs after any step in flight.
 
         Raises ConfigurationError for sizes that cannot be had, SessionMismatchError for other sizes within a session.
         """
-        return self._thread.submit(lambda: self._attach(session, sizes, draft_arenas)).result()
+        return self._thread.submit(lambda: self._attach(session, sizes, draft_arenas, masks_arena)).result()
 
     @torch.inference_mode()
-    def _attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas) -> Attachment:
+    def _attach(
+        self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas, masks_arena: str = ""
+    ) -> Attachment:
         if self._session is None or self._session.session != session:
             self._drop_session()  # before the new one takes memory
             self._session = Session(session, self.epoch, sizes, self.target.model, self._thread)
         elif self._session.sizes != sizes:
             raise SessionMismatchError("the sizes of a session cannot change: start a new session", field="session")
         self._session.attach_drafter(draft_arenas)
+        self._session.attach_masks(masks_arena)
         return Attachment(self.epoch, self._session.features_arena)
 
     def _drop_session(self) -> None:

@@ -35,7 +35,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.VerifierServiceAttachRequest, context: Any
     ) -> verifier_pb2.VerifierServiceAttachResponse:
         """Starts a session or maps the drafter's arenas."""
-        attachment = self._engine.attach(request.session, sizes_from_pb(request), arenas_from_pb(request))
+        arenas = arenas_from_pb(request)
+        attachment = self._engine.attach(request.session, sizes_from_pb(request), arenas, request.masks_arena)
         return verifier_pb2.VerifierServiceAttachResponse(
             epoch=attachment.epoch, features_arena=attachment.features_arena
         )

@@ -1,4 +1,4 @@
-"""State of one scheduler session: slots, pages, feature ring, and the drafter's arenas mapped into it."""
+"""State of one scheduler session: slots, pages, feature ring, and the others' arenas mapped into it."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class Session:
         self._draft_names = DraftArenas()
         self._draft_probs: Arena | None = None
         self.draft_to_target: npt.NDArray[np.uint32] | None = None  # [draft_vocab]
+        self._masks: Arena | None = None
         self._features: Arena | None = None
         if sizes.feature_ring_rows:
             self._create_features()
@@ -146,6 +147,34 @@ class Session:
             return "draft_to_target names a target token twice"
         return ""
 
+    def attach_masks(self, name: str) -> None:
+        """Maps the scheduler's masks where they are new. Raises StaleArenaError for an arena that does not fit."""
+        if name == (self._masks.name if self._masks else ""):
+            return
+        self._drop_masks()
+        if not name:
+            return
+        masks = Arena.attach(name, session=self.session)
+        shape = (self.sizes.num_slots, self.sizes.max_draft_tokens + 1, -(-self.vocab_size // 32))
+        if masks.spec.shape != shape or masks.spec.stamp_dims != 1 or np.dtype(masks.spec.dtype) != np.uint32:
+            masks.close()
+            raise StaleArenaError(f"masks are {list(masks.spec.shape)}, not stamped uint32 {list(shape)}")
+        self._masks = masks
+
+    def masks(self, slot: int, step_id: int, first_position: int, count: int) -> npt.NDArray[np.uint32]:
+        """Masks of a slot's next tokens, [count, words].
+
+        Raises StaleArenaError if they are not those of this step and position.
+        """
+        if self._masks is None:
+            raise StaleArenaError("no masks arena is attached")
+        stamp = tuple(self._masks.stamps[slot].tolist())
+        wanted = (self.session, step_id, slot, first_position)
+        if stamp != wanted:
+            raise StaleArenaError(f"masks of slot {slot} carry (session, step, slot, position) {stamp}, not {wanted}")
+        masks: npt.NDArray[np.uint32] = self._masks.rows[slot, :count]
+        return masks
+
     def draft_probs(self, slot: int, round_: int, first_position: int, count: int) -> npt.NDArray[np.float32]:
         """Stored draft distributions of a slot's window, [count, draft_vocab].
 
@@ -205,9 +234,15 @@ class Session:
             self._draft_probs.close()
         self._draft_probs, self.draft_to_target, self._draft_names = None, None, DraftArenas()
 
+    def _drop_masks(self) -> None:
+        if self._masks:
+            self._masks.close()
+        self._masks = None
+
     def close(self) -> None:
         """Gives back shared memory."""
         self._drop_drafter()
+        self._drop_masks()
         if self._features:
             self._features.close()
         self._features = None

@@ -38,6 +38,8 @@ class StepBatch:
     """Empty: no such row."""
     prob_asks: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     """[asks, 3]: row, position and token of each target probability asked for."""
+    row_masked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Empty: no such row."""
 
 
 class Emission(NamedTuple):
@@ -124,6 +126,11 @@ def validate(batch: StepBatch, slots: SlotTable, vocab_size: int, max_batch_toke
     chained = np.flatnonzero(batch.row_chained)
     if (counts[chained] > 1).any() or not batch.row_emits[chained].all():
         raise InvalidRequestError("a chained row has one token and emits", field="row_chained")
+    if len(batch.row_masked) not in (0, len(counts)):
+        raise InvalidRequestError("row_masked has another length than the other row arrays", field="row_masked")
+    masked = np.flatnonzero(batch.row_masked)
+    if not batch.row_emits[masked].all() or np.isin(masked, chained).any():
+        raise InvalidRequestError("a masked row emits and is not chained", field="row_masked")
     rows, _, token_ids = batch.prob_asks.T
     if (rows >= len(counts)).any() or not batch.row_emits[rows].all():
         raise InvalidRequestError("probabilities are asked of a row that does not emit", field="prob_rows")
