@@ -2,8 +2,9 @@
 
 from gateway.schemas.chat import ChatMessage, ChatRequest
 from gateway.schemas.completions import CompletionRequest
-from gateway.schemas.generation import Extension, GenerationRequest, Speculation, StreamOptions
+from gateway.schemas.generation import Extension, GenerationRequest, StreamOptions
 from gateway.schemas.parsing import NEUTRAL_VALUES, parse_request, unknown_parameters
+from gateway.schemas.sampling import Speculation
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 __all__ = [
