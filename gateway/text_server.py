@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 import grpc
-from dspark.v1 import gateway_pb2, gateway_pb2_grpc
+from dspark.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from opentelemetry.trace import SpanKind
 
 from gateway.auth import ApiKeys
 from gateway.conversions import reason_to_pb, report_to_pb, sampling_from_pb, stats_to_pb
 from gateway.generation import Delta, End, Generation, TextGenerator
 from gateway.key_limits import KeyLimits
+from gateway.request_scope import enter_request
 from gateway.responses import exactness
 from gateway.schemas import ChatRequest, CompletionRequest, parse_request
 from gateway.settings import GatewaySettings
@@ -28,9 +29,7 @@ TEXT_SERVICE = "dspark.v1.TextService"
 class TextServicer(gateway_pb2_grpc.TextServiceServicer):
     """TextService over the shared generator."""
 
-    def __init__(
-        self, settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, generator: TextGenerator, keys: ApiKeys, limits: KeyLimits) -> None:
         """Shares `generator` and `limits` with the REST API."""
         self._limits = limits
         self._settings = settings
@@ -42,6 +41,7 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateTextResponse]:
         """Streams chunks, then the summary; cancelling the call aborts the request."""
         metadata = context.invocation_metadata() or ()
+        enter_request(next((str(value) for key, value in metadata if key == "x-request-id"), ""))
         isolation_key = self._keys.require(
             next((str(value) for key, value in metadata if key == "authorization"), None)
         )
@@ -93,6 +93,8 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
             fields["speculation"] = {field.name: value for field, value in request.speculation.ListFields()}
         if request.report_steps:
             fields["dspark"] = {"steps": True}
+        if request.HasField("structured_output"):
+            fields["structured_outputs"] = _structured_outputs(request.structured_output)
         if request.messages:
             fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
             return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings), isolation_key)
@@ -108,6 +110,14 @@ def _chunk(delta: Delta) -> gateway_pb2.TextChunk:
         ],
         step=report_to_pb(delta.report),
     )
+
+
+def _structured_outputs(form: scheduler_pb2.StructuredOutput) -> dict[str, str]:
+    """The REST API's field for it."""
+    kind = form.WhichOneof("form")
+    if kind is None:
+        raise InvalidRequestError("structured_output: give json_schema, regex or lark", field="structured_output")
+    return {{"json_schema": "json", "regex": "regex", "lark": "grammar"}[kind]: getattr(form, kind)}
 
 
 def _speculation(end: End) -> Any:

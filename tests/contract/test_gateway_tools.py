@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pydantic
 import pytest
+from dspark.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from gateway_harness import EOS_ID, GatewayHarness, ScriptedScheduler, encode, tiny_tokenizer, write_model
 
 from gateway.tools.form import call_text
@@ -251,3 +253,18 @@ def test_openai_client_parses_structured_output(client: openai.OpenAI, gateway: 
             model="tiny", messages=messages, tools=[tool], extra_body={"structured_outputs": {"regex": "a"}}
         )
     assert bad.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("json_schema", '{"type":"object"}'), ("regex", "a+"), ("lark", 'start: "a"')]
+)
+def test_forms_by_grpc(gateway: GatewayHarness, kind: str, text: str) -> None:
+    with grpc.insecure_channel(gateway.grpc_target) as channel:
+        stub = gateway_pb2_grpc.TextServiceStub(channel)
+        form = scheduler_pb2.StructuredOutput(**{kind: text})
+        list(stub.GenerateText(gateway_pb2.GenerateTextRequest(prompt="a", structured_output=form)))
+        asked = getattr(gateway.scheduler.requests[-1].structured_output, kind)
+        assert asked.startswith(text.removesuffix("}"))
+        empty = scheduler_pb2.StructuredOutput()
+        with pytest.raises(grpc.RpcError, match="give json_schema, regex or lark"):
+            list(stub.GenerateText(gateway_pb2.GenerateTextRequest(prompt="a", structured_output=empty)))

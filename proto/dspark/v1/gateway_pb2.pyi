@@ -16,7 +16,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateTextRequest(_message.Message):
-    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model", "speculation", "report_steps")
+    __slots__ = ("messages", "prompt", "sampling", "max_tokens", "stop", "model", "speculation", "report_steps", "structured_output")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class GenerateTextRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     REPORT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     prompt: str
     sampling: _scheduler_pb2.SamplingParams
@@ -33,7 +34,8 @@ class GenerateTextRequest(_message.Message):
     model: str
     speculation: _scheduler_pb2.SpeculationParams
     report_steps: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., speculation: _Optional[_Union[_scheduler_pb2.SpeculationParams, _Mapping]] = ..., report_steps: _Optional[bool] = ...) -> None: ...
+    structured_output: _scheduler_pb2.StructuredOutput
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_scheduler_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., speculation: _Optional[_Union[_scheduler_pb2.SpeculationParams, _Mapping]] = ..., report_steps: _Optional[bool] = ..., structured_output: _Optional[_Union[_scheduler_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class GenerateTextResponse(_message.Message):
     __slots__ = ("chunk", "summary")

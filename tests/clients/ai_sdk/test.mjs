@@ -45,7 +45,6 @@ test("a tool is called, and its result goes back", async () => {
     ...common,
     prompt: "How is the weather in Paris?",
     tools: { weather: tool({ ...weather, execute: async (input) => (inputs.push(input), { sky: "blue" }) }) },
-    toolChoice: { type: "tool", toolName: "weather" },
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: "tool", toolName: "weather" } : "none" }),
     stopWhen: stepCountIs(2),
   });
