@@ -14,14 +14,17 @@ from gateway.auth import ApiKeys, AuthMiddleware
 from gateway.generation import TextGenerator
 from gateway.key_limits import KeyLimitMiddleware, KeyLimits
 from gateway.metrics_page import MetricsPage
+from gateway.request_scope import current_request
 from gateway.routes.generate import add_generate_routes
 from gateway.routes.info import add_info_routes
 from gateway.routes.metrics import METRICS_PATH, add_metrics_routes
 from gateway.routes.page import add_page_routes
+from gateway.routes.responses import add_responses_routes
 from gateway.routes.tokenize import add_tokenize_routes
 from gateway.settings import GatewaySettings
-from gateway.web import RequestContext, error_response, http_exception_response
+from gateway.web import RequestContext, error_response, handler_of, http_exception_response
 from service_kit.errors import ServiceError
+from service_kit.logs import log_event
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +41,18 @@ def create_app(
     app = FastAPI(title="DSpark", docs_url=None, redoc_url=None, openapi_url=None, telemetry=telemetry)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
-        _log.info("refused %s: %s", request.url.path, error)
-        return error_response(error, retry_after_s=settings.retry_after_s)
+        # Without its words: they can quote the request. What was wrong with it is in the answer.
+        response = error_response(error, retry_after_s=settings.retry_after_s)
+        log_event(
+            _log,
+            "request refused",
+            call_id=current_request().call_id,
+            handler=handler_of(request.scope),
+            status=response.status_code,
+            error=type(error).__name__,
+            field=getattr(error, "field", "")[:100] or None,
+        )
+        return response
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -48,6 +61,7 @@ def create_app(
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     add_generate_routes(app, settings, generator)
+    add_responses_routes(app, settings, generator)
     add_tokenize_routes(app, settings, generator)
     # Closed unless named here: the paths that need no key, as the groups of routes that have some return them.
     open_paths = add_info_routes(app, settings, generator) | add_page_routes(app, settings)

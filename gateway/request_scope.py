@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
+import uuid
 from contextvars import ContextVar
 from typing import NamedTuple
+
+_CALL_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 
 
 class RequestScope(NamedTuple):
@@ -19,9 +23,11 @@ class RequestScope(NamedTuple):
 _scope: ContextVar[RequestScope | None] = ContextVar("request_scope", default=None)
 
 
-def enter_request(call_id: str) -> None:
-    """A call begins on this task; tasks that it starts inherit it."""
-    _scope.set(RequestScope(call_id, time.monotonic()))
+def enter_request(given_id: str) -> RequestScope:
+    """A call begins on this task; tasks that it starts inherit it. `given_id` is what the client calls it, or empty."""
+    scope = RequestScope(given_id if _CALL_ID.match(given_id) else uuid.uuid4().hex, time.monotonic())
+    _scope.set(scope)
+    return scope
 
 
 def current_request() -> RequestScope:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
 from service_kit.errors import ConfigurationError
 
 
@@ -60,7 +61,7 @@ class GatewaySettings(BaseSettings):
     max_tools: int = Field(128, ge=0)
     """Most tools of a request."""
     max_form_bytes: int = Field(65536, ge=256)
-    """Largest schema, regular expression or grammar of a request, in bytes; of tools, all their schemas together."""
+    """Largest schema, regular expression or grammar of a request, in bytes; of tools, the grammar of all of them."""
     keepalive_s: float = Field(10.0, gt=0)
     """Seconds of silence on a stream after which a comment line is sent."""
     admission_timeout_s: float = Field(30.0, gt=0)

@@ -53,8 +53,12 @@ async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Res
     try:
         return await run_while_connected(request.receive, work)
     except ClientLeftError:
-        _log.info("client left before the answer: %s", request.url.path)
+        _log.debug("client left before the answer: %s", request.url.path)
         return Response(status_code=499)
+
+
+def _failure(error: Exception) -> bytes:
+    return event(to_http(error).body)
 
 
 class EventStream(Response):
@@ -67,12 +71,14 @@ class EventStream(Response):
         headers: Mapping[str, str],
         *,
         keepalive_s: float,
+        to_failure: Callable[[Exception], bytes] = _failure,
     ) -> None:
-        """`events` are complete events. `on_close` is called at the end, however it came, and must abort the request
+        """`events` are complete events, `to_failure` makes that of an error. `on_close` is called at the end, however it came, and must abort the request
         (a client can be gone before `events` has started, and closing it then does nothing)."""
         self._events = events
         self._on_close = on_close
         self._keepalive_s = keepalive_s
+        self._to_failure = to_failure
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
             media_type="text/event-stream",
@@ -84,7 +90,7 @@ class EventStream(Response):
         try:
             await run_while_connected(receive, self._send_all(send))
         except ClientLeftError:
-            _log.info("client left the stream: %s", scope["path"])
+            _log.debug("client left the stream: %s", scope["path"])
         finally:
             self._on_close()
 
@@ -97,7 +103,7 @@ class EventStream(Response):
             except Exception as error:
                 if not isinstance(error, ServiceError):
                     _log.exception("a stream failed")
-                await send({"type": "http.response.body", "body": event(to_http(error).body), "more_body": True})
+                await send({"type": "http.response.body", "body": self._to_failure(error), "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 

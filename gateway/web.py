@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-import uuid
 from typing import Any
 
 import orjson
@@ -22,7 +20,6 @@ from gateway.request_scope import enter_request
 from service_kit.errors import InvalidRequestError
 from service_kit.telemetry import from_metadata, tracer
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _CLIENT_LEFT = 499
 _log = logging.getLogger(__name__)
 
@@ -82,10 +79,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-        enter_request(request_id)
-        started_s = time.monotonic()
+        request = enter_request(headers.get("x-request-id", ""))
         is_quiet = scope["path"] in self._quiet_paths
         status = 0
 
@@ -93,7 +87,7 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = request.call_id
             await send(message)
 
         with tracer().start_as_current_span(
@@ -105,7 +99,7 @@ class RequestContext:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
-                _log.exception("request %s failed", request_id)
+                _log.exception("request %s failed", request.call_id)
                 span.record_exception(error)
                 if status == 0:
                     await error_response(error, retry_after_s=1)(scope, receive, send_with_id)
@@ -113,10 +107,10 @@ class RequestContext:
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
         if not is_quiet:
-            duration_s = time.monotonic() - started_s
-            self._metrics.count_http(_handler(scope), scope["method"], status or _CLIENT_LEFT, duration_s)
+            duration_s = time.monotonic() - request.arrived_s
+            self._metrics.count_http(handler_of(scope), scope["method"], status or _CLIENT_LEFT, duration_s)
 
 
-def _handler(scope: Scope) -> str:
+def handler_of(scope: Scope) -> str:
     """Template of the route that answered; "none" where none did, so that paths made up by clients are no labels."""
     return str(getattr(scope.get("route"), "path", "none"))

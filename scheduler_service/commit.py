@@ -10,8 +10,9 @@ from scheduler_service.batch import Batch
 from scheduler_service.counts import ChoiceCounts
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy import commit_cut
-from scheduler_service.request import Delivery, FinishReason, Request, Sequence, Summary, TokenChunk
+from scheduler_service.request import Delivery, FinishReason, OffReason, Request, Sequence, Summary, TokenChunk
 from scheduler_service.step_plan import PlannedRow
+from service_kit.logs import log_event
 
 log = logging.getLogger(__name__)
 
@@ -130,17 +131,7 @@ class Committer:
             self.counts.count_undrafted(off_reason.kind)
         self._deliver(sequence, request.summary(off_reason))
         self._on_request_end(request)
-        log.info(
-            "request %r ended: reasons=%s prompt_tokens=%d tokens=%d accepted=%d/%d seconds=%.3f%s",
-            request.request_id,
-            ",".join(other.finish_reason.name.lower() for other in request.choices if other.finish_reason),
-            len(request.prompt),
-            sum(other.num_tokens for other in request.choices),
-            sum(other.num_accepted for other in request.choices),
-            sum(other.num_verified for other in request.choices),
-            time.monotonic() - request.arrived_s,
-            f" error={request.error!r}" if request.error else "",
-        )
+        _log_end(request, off_reason)
 
     def _count_target(self, sequence: Sequence) -> None:
         target_ns, num_gaps = sequence.request.target_ns, sequence.num_tokens - 1
@@ -154,6 +145,28 @@ class Committer:
 
     def _deliver(self, sequence: Sequence, event: TokenChunk | Summary) -> None:
         self.outbox.append((sequence.request.sink, event))
+
+
+def _log_end(request: Request, off_reason: OffReason | None) -> None:
+    choices = request.choices
+    first_ns = min((other.first_token_ns for other in choices if other.first_token_ns), default=None)
+    log_event(
+        log,
+        "request ended",
+        request_id=request.request_id,
+        reasons=[other.finish_reason.name.lower() for other in choices if other.finish_reason],
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.num_cached_tokens or 0,
+        tokens=sum(other.num_tokens for other in choices),
+        first_token_s=None if first_ns is None else round(first_ns / 1e9 - request.arrived_s, 4),
+        seconds=round(time.monotonic() - request.arrived_s, 4),
+        steps=sum(other.num_steps for other in choices),
+        drafted=sum(other.num_drafted for other in choices),
+        verified=sum(other.num_verified for other in choices),
+        accepted=sum(other.num_accepted for other in choices),
+        speculation_off_reason=off_reason.words if off_reason is not None else None,
+        error=request.error or None,
+    )
 
 
 def _cut(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
