@@ -13,14 +13,44 @@ _FIRST_TOKEN = 10
 """Above every special token."""
 
 
+class Waits:
+    """Time of the calling thread while a call is on its way: a real executor is at work then, and nobody waits."""
+
+    def __init__(self) -> None:
+        self._num_calls = self._ended_ns = self._began_ns = 0
+        self.own_ns = 0
+        """Time spent on making up answers, which a real executor would not take from this thread."""
+
+    @property
+    def total_ns(self) -> int:
+        """So far."""
+        return self._ended_ns + (time.thread_time_ns() - self._began_ns if self._num_calls else 0)
+
+    def begin(self) -> None:
+        """A call was sent."""
+        if not self._num_calls:
+            self._began_ns = time.thread_time_ns()
+        self._num_calls += 1
+
+    def leave_out(self, own_ns: int) -> None:
+        """An answer was made up."""
+        self.own_ns += own_ns
+        self._began_ns += own_ns
+
+    def end(self) -> None:
+        """The answer is wanted."""
+        total_ns = self.total_ns
+        self._num_calls -= 1
+        if not self._num_calls:
+            self._ended_ns = total_ns
+
+
 class InstantTransport:
     """A transport to one executor. Requests are turned into bytes and answers made from bytes, as over a socket."""
 
-    def __init__(self, answer: Any, response: Any) -> None:
-        self._answer, self._response = answer, response
+    def __init__(self, answer: Any, response: Any, waits: Waits) -> None:
+        self._answer, self._response, self._waits = answer, response, waits
         self._waiting: deque[bytes] = deque()
-        self.own_ns = 0
-        """Time spent on making up answers, which a real executor would not take from this thread."""
 
     def exchange(self, name: str) -> InstantTransport:
         """Itself."""
@@ -31,10 +61,12 @@ class InstantTransport:
         sent = request.SerializeToString()
         started = time.thread_time_ns()
         self._waiting.append(self._answer(type(request).FromString(sent)).SerializeToString())
-        self.own_ns += time.thread_time_ns() - started
+        self._waits.leave_out(time.thread_time_ns() - started)
+        self._waits.begin()
 
     def receive(self, timeout_s: float) -> Any:
         """See `transport.Exchange`."""
+        self._waits.end()
         return self._response.FromString(self._waiting.popleft())
 
 

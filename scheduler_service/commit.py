@@ -87,6 +87,7 @@ class Committer:
             self._batch.trim_pages(sequence)
         else:
             self._end(sequence, reason)
+        row.committed_ids = kept
 
     def _deliver_prompt_scores(self, row: PlannedRow) -> None:
         """A preempted request computes its prompt once more: what was delivered is not delivered again."""

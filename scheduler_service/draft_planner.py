@@ -10,7 +10,7 @@ from scheduler_service.audit import is_audited
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, StepShape
 from scheduler_service.latency import TimedRows, draft_budget
-from scheduler_service.policy import StepCosts, StepWork
+from scheduler_service.policy import StepWork
 from scheduler_service.request import Sequence
 from scheduler_service.step_plan import PlannedRow, StepPlan, step_shape
 
@@ -32,9 +32,7 @@ def decide(batch: Batch, decoding: list[PlannedRow], num_prefill: int) -> Decide
     able, candidates = _candidates(batch, decoding)
     shape = step_shape(decoding, num_prefill)
     decision = batch.draft_gate.decide(shape, candidates)
-    if decision.rows and batch.costs is not None and any(row.sequence.request.target_ns for row in decoding):
-        return Decided(able, candidates, *_cap(batch, batch.costs, decoding, shape, able, candidates, decision))
-    return Decided(able, candidates, decision, None)
+    return Decided(able, candidates, *_cap(batch, decoding, shape, able, candidates, decision))
 
 
 def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget: int, num_prefill: int) -> int:
@@ -65,7 +63,6 @@ def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget
 
 def _cap(
     batch: Batch,
-    costs: StepCosts,
     decoding: list[PlannedRow],
     shape: StepShape,
     able: list[int],
@@ -74,6 +71,8 @@ def _cap(
 ) -> tuple[DraftDecision, int | None]:
     """What is drafted under the latency targets of all decode rows, and how many drafts may be verified."""
     requests = [row.sequence.request for row in decoding]
+    if batch.costs is None or not decision.rows or all(request.target_ns is None for request in requests):
+        return decision, None
     drafted = np.array(able, np.intp)[decision.rows]
     rows = TimedRows(
         np.array([request.target_ns or np.inf for request in requests]),
@@ -82,7 +81,7 @@ def _cap(
         np.array([requests[index].priority for index in drafted]),
     )
     work = StepWork(shape.num_rows, drafted.size, shape.num_tokens, shape.num_context, decision.num_slots)
-    budget = draft_budget(costs, work, rows, max(row.start for row in decoding) + 1)
+    budget = draft_budget(batch.costs, work, rows, max(row.start for row in decoding) + 1)
     return (NOTHING, None) if budget == 0 else (decision, budget)
 
 

@@ -8,7 +8,7 @@ of them, corrects the lengths.
 *The account* bounds the loss. It is kept in plain steps: every step adds `probe_share`, every drafted step the gain
 that was measured. While it is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs
 its predicted loss on it. So all time lost to drafting is at most the first credit + `probe_share` of the steps, but for
-one step, however wrong the estimates are.
+two steps (the second is planned before the first is learned from), however wrong the estimates are.
 """
 
 from __future__ import annotations

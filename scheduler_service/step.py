@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-import numpy as np
-
 from scheduler_service import tracing
 from scheduler_service.audit import audited_windows
 from scheduler_service.batch import Batch
@@ -28,15 +26,13 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.policy import DraftedBatch, VerifyPolicy
 from scheduler_service.request import FinishReason
-from scheduler_service.step_learning import StepLearning, StepTime
+from scheduler_service.step_learning import EndedStep, StepLearning, StepTime
 from scheduler_service.step_plan import DraftedBlock, PlannedRow, StepPlan
-from scheduler_service.step_record import RowRound, StepObserver
+from scheduler_service.step_record import StepObserver
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
 
 log = logging.getLogger(__name__)
-
-_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,15 @@ class StepEngine:
         """Whether the verifier has a step whose result was not taken yet."""
         return self._in_flight is not None
 
+    def catch_up(self) -> None:
+        """Learns from the last step; for when no other follows."""
+        self._learning.catch_up()
+
     def run(self) -> None:
         """Finishes one step: the one in flight, else a new one. Raises ExecutorError when an executor cannot be reached
         or refuses the call."""
         if self._in_flight is not None:
+            self._learning.catch_up()
             self._finish(self._in_flight)
             return
         self._ended_ns = perf_counter_ns()
@@ -108,6 +109,7 @@ class StepEngine:
             draft_ns = 0
             if self._drafter is not None and self._policy is not None:
                 draft_ns = self._draft(self._drafter, self._policy, plan, step_id, metadata)
+            self._learning.catch_up()  # without a Draft call; what the step asks for follows from all before it
             if self._masks is not None:
                 self._mask(self._masks, plan, step_id)
             if plan.rows:  # else the last ingests of sequences that ended were all there was to do
@@ -140,6 +142,7 @@ class StepEngine:
         started = perf_counter_ns()
         drafter.send(call, metadata)
         self._flush()
+        self._learning.catch_up()
         result = drafter.receive(call)
         received_ns = perf_counter_ns()
         self._ledger.draft_call_ns += received_ns - started
@@ -265,58 +268,35 @@ class StepEngine:
         ledger.step_call_ns += received_ns - called_ns
         ledger.verifier_model_ns += result.model_ns
         ledger.verifier_accept_ns += result.accept_ns
-        rounds = self._commit(step, result)
+        self._commit(step, result)
         ledger.num_steps += 1
         ledger.num_chained_steps += step.is_chained
         ended_ns = perf_counter_ns()
-        self._learning.observe(
-            step.plan,
-            step.step_id,
-            rounds,
-            StepTime(ended_ns - self._ended_ns, step.draft_ns, received_ns - called_ns),
-            is_chained=step.is_chained,
-        )
+        time = StepTime(ended_ns - self._ended_ns, step.draft_ns, received_ns - called_ns)
+        self._learning.keep(EndedStep(step.step_id, step.plan, result, time, step.is_chained))
         ledger.step_ns += ended_ns - self._ended_ns
         self._ended_ns = ended_ns
         own = [Phase("step_call", called_ns, received_ns), Phase("commit", received_ns, ended_ns)]
         self._trace.record(step.step_id, [*result.phases, *own])
 
-    def _commit(self, step: _SentStep, result: StepResult) -> list[RowRound]:
-        """Commits every row; returns what came of those that emit after their first token."""
-        rounds = []
+    def _commit(self, step: _SentStep, result: StepResult) -> None:
+        """Commits every row."""
+        token_ids, accepted_lens = list(result.token_ids), result.accepted_lens
         offset = 0
         for index, row in enumerate(step.plan.rows):
             has_failed = index in result.failures
-            count = result.accepted_lens[index] + 1 if row.emits and not has_failed else 0
-            token_ids = list(result.token_ids[offset : offset + count])
-            offset += count
+            count = accepted_lens[index] + 1 if row.emits and not has_failed else 0
+            begin, offset = offset, offset + count
             if not row.is_current:
                 continue
             if has_failed:
                 self._committer.fail_row(row, result.failures[index])
                 continue
-            row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
-            sequence = row.sequence
-            if sequence.request.reports_steps and row.emits:
-                row.report = step.plan.report(row, result.accepted_lens[index])
-            is_round, num_before = row.emits and sequence.num_tokens > 0, len(sequence.tokens)
-            self._commit_row(row, result.accepted_lens[index], token_ids, step.step_id)
-            if is_round and sequence.finish_reason is not FinishReason.ERROR:  # else its commit has failed
-                block = row.block or _NO_BLOCK
-                rounds.append(
-                    RowRound(
-                        sequence,
-                        num_before - 1,
-                        *block,
-                        len(row.drafts),
-                        row.commit_len,
-                        result.accepted_lens[index],
-                        sequence.tokens[num_before:],
-                        result.target_probs.get(index, {}),
-                        is_audit=row.is_audit,
-                    )
-                )
-        return rounds
+            if result.scores or result.prompt_scores:
+                row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
+            if row.sequence.request.reports_steps and row.emits:
+                row.report = step.plan.report(row, accepted_lens[index])
+            self._commit_row(row, accepted_lens[index], token_ids[begin:offset], step.step_id)
 
     def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         try:

@@ -1,4 +1,8 @@
-"""What a step that has ended tells the draft gate, the cost model, the ledger and the observers."""
+"""What a step that has ended tells the draft gate, the cost model, the ledger and the observers.
+
+That takes time, and nobody needs it at once: a step is kept until an executor has the next call (`catch_up`). So what
+is drafted follows from all steps but the last one before it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from scheduler_service.batch import Batch
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.draft_gate import StepShape
 from scheduler_service.draft_history import DraftedRounds
+from scheduler_service.executor_types import StepResult
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy import StepWork
 from scheduler_service.step_plan import StepPlan, step_shape
-from scheduler_service.step_record import RowRound, StepObserver, StepRecord
+from scheduler_service.step_record import RowRound, StepObserver, StepRecord, row_rounds
 
 
 class StepTime(NamedTuple):
@@ -27,8 +32,19 @@ class StepTime(NamedTuple):
     """Of the Step call."""
 
 
+class EndedStep(NamedTuple):
+    """A step that was committed."""
+
+    step_id: int
+    plan: StepPlan
+    result: StepResult
+    time: StepTime
+    is_chained: bool
+    """Whether it was sent behind another one."""
+
+
 class StepLearning:
-    """Used by the step thread alone, after each commit."""
+    """Used by the step thread alone."""
 
     def __init__(
         self,
@@ -42,15 +58,26 @@ class StepLearning:
         """`chain_plain_steps`: whether a plain step is only steady once it was sent behind another one."""
         self._batch, self._ledger, self._costs = batch, ledger, costs
         self._observers, self._chain_plain_steps = tuple(observers), chain_plain_steps
+        self._kept: EndedStep | None = None
 
-    def observe(
-        self, plan: StepPlan, step_id: int, rounds: list[RowRound], time: StepTime, *, is_chained: bool
-    ) -> None:
-        """Takes in a step; `rounds`: its rows that emitted after their first token."""
+    def keep(self, step: EndedStep) -> None:
+        """To be learned from when there is time, and before the next one ends."""
+        self.catch_up()
+        self._kept = step
+
+    def catch_up(self) -> None:
+        """Learns from the step that was kept, if any."""
+        if self._kept is not None:
+            step, self._kept = self._kept, None
+            self._learn(step)
+
+    def _learn(self, step: EndedStep) -> None:
+        plan, time = step.plan, step.time
+        rounds = row_rounds(plan, step.result)
         decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
         num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
         shape = step_shape(decoding, num_prefill)
-        is_steady = not plan.ingests and (is_chained or not self._chain_plain_steps)
+        is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
         ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)
         if not num_prefill:
             self._count_decode(rounds, time)
@@ -68,7 +95,7 @@ class StepLearning:
             self._costs.observe(work, step_ns=time.whole_ns - time.draft_ns, draft_ns=draft_ns)
             self._ledger.set_prediction_errors(self._costs.step_errors, self._costs.draft_errors)
         if self._observers:
-            record = StepRecord(step_id, work, num_prefill, time.whole_ns, time.draft_ns, rounds)
+            record = StepRecord(step.step_id, work, num_prefill, time.whole_ns, time.draft_ns, rounds)
             for observer in self._observers:
                 observer.observe(record)
 

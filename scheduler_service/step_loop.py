@@ -81,11 +81,13 @@ class StepLoop:
             for command in commands:
                 command()
             if is_stopping:
+                engine.catch_up()
                 self.flush()
                 return False
             batch = self._batch
             if batch.running or batch.closing or batch.waiting or engine.is_step_in_flight:
                 return True
+            engine.catch_up()
             self.flush()
             with self._condition:
                 if not self._commands and not self._is_stopping:

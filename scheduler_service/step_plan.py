@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ class PlannedRow:
     """Most of them that may be committed."""
     block: DraftedBlock | None = None
     """The whole block; None until it is drafted."""
+    committed_ids: Seq[int] = ()
+    """What was appended to the text; none before the commit, and if that failed."""
     scores: list[TokenScore] = field(default_factory=list)
     """Of the tokens that the verifier emitted, where the request asks for them."""
     prompt_scores: list[TokenScore] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """What a step did and what came of it, for whoever learns from that: calibration, estimators, traces.
 
-A record is made once the step has been committed, so everything in it is history (design 5.1).
+A record is made after the step has been committed, so everything in it is history (design 5.1).
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_service.executor_types import StepResult
 from scheduler_service.policy import StepWork
 from scheduler_service.request import Sequence
+from scheduler_service.step_plan import DraftedBlock, StepPlan
+
+_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class RowRound:
     """One row that emitted, drafted or not."""
 
     sequence: Sequence
-    """As it stands after the commit: `finish_reason` tells whether it ended here."""
+    """As it stands now: `finish_reason` tells whether it has ended."""
     position: int
     """Of its anchor; draft k is a token for position + 1 + k."""
     draft_ids: list[int]
@@ -35,7 +39,7 @@ class RowRound:
     commit_len: int
     num_accepted: int
     """Drafts that the verifier accepted, at most `verify_len`; `commit_len` caps those that are committed."""
-    committed_ids: list[int]
+    committed_ids: Seq[int]
     """What was appended to the text; ends early where the text ends."""
     target_probs: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """What was asked of the target, by position and token: see `BlockAcceptObserver`."""
@@ -59,8 +63,27 @@ class StepRecord:
     """Rows that emitted after their first token."""
 
 
+def row_rounds(plan: StepPlan, result: StepResult) -> list[RowRound]:
+    """What came of the rows that were committed and emitted after their first token."""
+    return [
+        RowRound(
+            row.sequence,
+            row.start + row.num_tokens - 1,
+            *(row.block or _NO_BLOCK),
+            len(row.drafts),
+            row.commit_len,
+            result.accepted_lens[index],
+            row.committed_ids,
+            result.target_probs.get(index, {}),
+            is_audit=row.is_audit,
+        )
+        for index, row in enumerate(plan.rows)
+        if row.committed_ids and row.start + row.num_tokens > len(row.sequence.request.prompt)
+    ]
+
+
 class StepObserver(ABC):
-    """Told of every step after its commit, on the step thread, before the next one is planned: be quick."""
+    """Told of every step after its commit, on the step thread, while an executor has the next call: be quick."""
 
     @abstractmethod
     def observe(self, record: StepRecord) -> None:

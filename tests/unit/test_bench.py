@@ -150,7 +150,11 @@ def _mixed(mode: str, seconds: tuple[float, float], uncut: int = 5) -> GroupResu
 
 
 def test_classes_of_mixed_groups_come_from_their_answers() -> None:
-    results = [_mixed("off", (1.0, 2.0)), _mixed("compact", (0.5, 2.0)), _mixed("cap-accept:no-guard", (1.0, 2.0), uncut=15)]
+    results = [
+        _mixed("off", (1.0, 2.0)),
+        _mixed("compact", (0.5, 2.0)),
+        _mixed("cap-accept:no-guard", (1.0, 2.0), uncut=15),
+    ]
     rows = {(row["class"], row["mode"]): row for row in make_rows(results, "off")}
     easy, hard, both = (rows[name, "compact"] for name in ("a", "b", "all"))
     assert (easy["user_speedup"], hard["user_speedup"]) == (2.0, 1.0)
