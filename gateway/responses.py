@@ -16,8 +16,9 @@ from gateway.detokenizer import Detokenizer, Piece
 from gateway.generation import Delta, End, Generation
 from gateway.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
 from gateway.schemas import ChatRequest, GenerationRequest
+from gateway.statistics import speculation_statistics
 from gateway.step_reports import step_body
-from gateway.tokens import ChoiceStats, ModelInfo
+from gateway.tokens import ModelInfo
 from gateway.tools.chat import ChatCalls
 from service_kit.scores import TokenScore
 
@@ -283,29 +284,7 @@ class Answer:
 
     def _statistics(self, end: End | None) -> dict[str, Any]:
         """Speculation statistics, for a request with a single choice."""
-        if end is None or len(self._num_tokens) != 1:
-            return {}
-        off = {"dspark": {"speculation_off_reason": end.speculation_off_reason}} if end.speculation_off_reason else {}
-        if not end.choices or self._info.block_size == 0:
-            return off
-        return {"metrics": {"speculative_decoding": _speculation(end.choices[0], self._info.block_size)}, **off}
-
-
-def _speculation(stats: ChoiceStats, block_size: int) -> dict[str, Any]:
-    """The statistics under the names other servers and benchmark tools use."""
-    histogram = [*stats.accepted_histogram, *[0] * (block_size + 1 - len(stats.accepted_histogram))]
-    return {
-        "mean_acceptance_length": 1 + stats.num_accepted / stats.num_steps if stats.num_steps else None,
-        "draft_acceptance_rate": stats.num_accepted / stats.num_drafted if stats.num_drafted else None,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": stats.num_steps,
-        "num_accepted_draft_tokens": stats.num_accepted,
-        "num_draft_tokens": stats.num_drafted,
-        "num_verified_tokens": stats.num_verified,
-        "num_drafted_steps": stats.num_drafted_steps,
-        "num_uncut_accepted_tokens": stats.num_uncut_accepted,
-        "num_spec_tokens": block_size,
-    }
+        return speculation_statistics(end, self._info) if len(self._num_tokens) == 1 else {}
 
 
 async def _merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta | End], None]:

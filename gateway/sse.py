@@ -73,8 +73,9 @@ class EventStream(Response):
         keepalive_s: float,
         to_failure: Callable[[Exception], bytes] = _failure,
     ) -> None:
-        """`events` are complete events, `to_failure` makes that of an error. `on_close` is called at the end, however it came, and must abort the request
-        (a client can be gone before `events` has started, and closing it then does nothing)."""
+        """`events` are complete events; `to_failure` makes that of an error. `on_close` is called at the end, however
+        it came, and must abort the request (a client can be gone before `events` has started, and closing it then does
+        nothing)."""
         self._events = events
         self._on_close = on_close
         self._keepalive_s = keepalive_s

@@ -4,6 +4,7 @@ from gateway.schemas.chat import ChatMessage, ChatRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.generation import Extension, GenerationRequest, StreamOptions
 from gateway.schemas.parsing import NEUTRAL_VALUES, parse_request, unknown_parameters
+from gateway.schemas.responses import ResponsesRequest
 from gateway.schemas.sampling import Speculation
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
@@ -15,6 +16,7 @@ __all__ = [
     "DetokenizeRequest",
     "Extension",
     "GenerationRequest",
+    "ResponsesRequest",
     "Speculation",
     "StreamOptions",
     "TokenizeChatRequest",

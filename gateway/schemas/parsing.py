@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
+    "background": (False,),
     "best_of": (1,),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -120,9 +121,10 @@ def unknown_parameters(request: BaseModel) -> list[str]:
     """Names of the fields nobody knows, which are ignored. Each is logged once."""
     extra: Mapping[str, Any] = request.model_extra or {}
     names = sorted(name for name in extra if name not in NEUTRAL_VALUES and name not in _IGNORED)
-    options = getattr(request, "stream_options", None)
-    if isinstance(options, BaseModel):
-        names += sorted(f"stream_options.{name}" for name in options.model_extra or {} if name not in _IGNORED)
+    for field in ("stream_options", "text", "reasoning"):
+        inner = getattr(request, field, None)
+        if isinstance(inner, BaseModel):
+            names += sorted(f"{field}.{name}" for name in inner.model_extra or {} if name not in _IGNORED)
     for name in names:
         if name not in _logged_unknown and len(_logged_unknown) < 1000:
             _logged_unknown.add(name)
