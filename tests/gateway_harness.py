@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import httpx
 from dspark.v1 import scheduler_pb2, types_pb2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from gateway.metrics_page import MetricsSource
 from gateway.scheduler_client import LocalScheduler
 from gateway.server import serve
 from gateway.settings import GatewaySettings
@@ -218,8 +219,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 class GatewayHarness:
     """The whole gateway (`serve`) in a thread. A context manager."""
 
-    def __init__(self, model_dir: Path, *, scheduler: Any = None, **settings: Any) -> None:
-        """`scheduler` makes a SchedulerClient when called on the loop; without one, a ScriptedScheduler serves."""
+    def __init__(
+        self, model_dir: Path, *, scheduler: Any = None, sources: Sequence[MetricsSource] = (), **settings: Any
+    ) -> None:
+        """`scheduler` makes a SchedulerClient when called on the loop; without one, a ScriptedScheduler serves.
+        `sources` are services whose metrics are shown."""
+        self._sources = sources
         self.scheduler = ScriptedScheduler()
         """Its settings that GetModelInfo reports must be made before entering the context."""
         self._make_client = scheduler or (lambda: LocalScheduler(self.scheduler))
@@ -238,7 +243,7 @@ class GatewayHarness:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
             client = self._make_client()
-            await serve(self.settings, client, self._stop)
+            await serve(self.settings, client, self._stop, sources=self._sources)
             await client.close()
         except BaseException as error:
             self._error = error
