@@ -9,11 +9,13 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _START_S = 60.0
@@ -88,20 +90,23 @@ class Browser:
             self._process.kill()
             self._process.wait()
 
-    def open(self, url: str) -> Page:
-        """A new tab with `url` loaded. Close it."""
+    @contextmanager
+    def open(self, url: str) -> Iterator[Page]:
+        """A new tab with `url` loaded, closed at the end."""
         tab = self._http.put("/json/new?about:blank").json()
-        page = Page(tab["webSocketDebuggerUrl"])
-        page.goto(url)
-        return page
+        with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
+            page = Page(socket)
+            page.goto(url)
+            yield page
+            page.call("Page.close")
 
 
 class Page:
     """One tab."""
 
-    def __init__(self, url: str) -> None:
-        """`url`: of its DevTools socket."""
-        self._socket = connect(url, max_size=None, proxy=None)
+    def __init__(self, socket: ClientConnection) -> None:
+        """Use Browser.open."""
+        self._socket = socket
         self._ids = itertools.count(1)
         self.problems: list[str] = []
         """Errors and warnings that the page logged, exceptions that it did not catch."""
@@ -186,8 +191,3 @@ class Page:
         """Writes a PNG of the page, below the fold too if `whole`."""
         reply = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(reply["data"]))
-
-    def close(self) -> None:
-        """Closes the tab."""
-        self.call("Page.close")
-        self._socket.close()

@@ -56,9 +56,8 @@ async function pollLoad() {
   if (!document.hidden) {
     try {
       const load = await gauges([RUNNING, WAITING, SLOTS]);
-      if (load[RUNNING] === undefined) return;
       at("load").textContent = `Load: ${load[RUNNING]} of ${load[SLOTS]} running, ${load[WAITING]} waiting`;
-      at("load").hidden = false;
+      at("load").hidden = load[RUNNING] === undefined; // the scheduler is away
     } catch (error) {
       at("load").hidden = true;
       if (error.status) return;
