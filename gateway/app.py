@@ -18,6 +18,7 @@ from gateway.request_scope import current_request
 from gateway.routes.generate import add_generate_routes
 from gateway.routes.info import add_info_routes
 from gateway.routes.metrics import METRICS_PATH, add_metrics_routes
+from gateway.routes.openapi import add_openapi_route
 from gateway.routes.page import add_page_routes
 from gateway.routes.responses import add_responses_routes
 from gateway.routes.tokenize import add_tokenize_routes
@@ -67,6 +68,7 @@ def create_app(
     open_paths = add_info_routes(app, settings, generator) | add_page_routes(app, settings)
     open_paths |= add_metrics_routes(app, settings, metrics_page)
     app.state.open_paths = open_paths
+    add_openapi_route(app, open_paths, has_keys=keys.has_any)
     app.add_middleware(KeyLimitMiddleware, limits=limits)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
     if settings.cors_origins:  # outside of the keys: preflights carry none, and browsers must be able to read a 401

@@ -20,6 +20,11 @@ class ApiKeys:
         """Keeps digests only: comparing those takes the same time whatever the lengths."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
+    @property
+    def has_any(self) -> bool:
+        """Whether callers need one."""
+        return bool(self._digests)
+
     def require(self, authorization: str | None) -> bytes:
         """Checks an Authorization value ("Bearer KEY"). Raises AuthenticationError.
 

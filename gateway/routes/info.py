@@ -14,7 +14,6 @@ from gateway.generation import TextGenerator
 from gateway.settings import GatewaySettings
 from gateway.web import json_response
 
-
 _NOT_READY = {
     "loading": "the model is loading",
     "stalled": "requests run, but no token came for longer than DSPARK_GATEWAY_STALL_TIMEOUT_S",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.chat_template import RESERVED_VARIABLES
 from gateway.schemas.controls import Integer, limits
@@ -13,6 +13,12 @@ from gateway.schemas.text_form import TemplateEnd
 from gateway.schemas.tools import ToolFields, TurnToolCall
 
 _MAX_TEMPLATE_VARIABLES = 32
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]}
 
 
 class ChatMessage(BaseModel):
@@ -21,7 +27,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str = ""
+    content: Annotated[str, WithJsonSchema(_CONTENT)] = ""
     name: str | None = None
     tool_calls: list[TurnToolCall] | None = None
     tool_call_id: str | None = None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.schemas.controls import Integer, limits
 from gateway.schemas.generation import GenerationRequest
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
 
 
 def _none_if_false(value: Any) -> Any:
@@ -17,7 +21,7 @@ def _none_if_false(value: Any) -> Any:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: list[str | list[int]]
+    prompt: Annotated[list[str | list[int]], WithJsonSchema(_PROMPT)]
     """Prompts, each as text or as token ids."""
     logprobs: Annotated[Integer | None, BeforeValidator(_none_if_false)] = Field(None, ge=0, le=20)
     echo: bool | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.settings import GatewaySettings
 
@@ -21,7 +21,9 @@ def _false_if_none(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_int_or_none)]
-Flag = Annotated[bool, BeforeValidator(_false_if_none)]
+Flag = Annotated[
+    bool, BeforeValidator(_false_if_none), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "null"}]})
+]
 
 
 def limits(info: ValidationInfo) -> GatewaySettings:
@@ -30,13 +32,25 @@ def limits(info: ValidationInfo) -> GatewaySettings:
     return settings
 
 
+_BIASES = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+        {"type": "null"},
+    ]
+}
+
+
 class ControlFields(BaseModel):
     """Validate with the GatewaySettings as context."""
 
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=1 / 64, le=64)
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float] | None, WithJsonSchema(_BIASES)] = None
     """By token id."""
     bad_words: list[str] | None = None
     min_tokens: Integer | None = Field(None, ge=0, le=2**31)

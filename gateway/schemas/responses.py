@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.controls import Integer, limits
@@ -15,6 +15,21 @@ from service_kit.errors import InvalidRequestError
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": _TEXT_PARTS}, "text": {"type": "string"}},
+}
+_ITEM = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": ["user", "assistant", "system", "developer"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+    },
+}
+_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]}
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -52,7 +67,7 @@ class Reasoning(BaseModel):
 class ResponsesRequest(SamplingRequest):
     """Validate with the GatewaySettings as context."""
 
-    input: list[dict[str, Any]]
+    input: Annotated[list[dict[str, Any]], WithJsonSchema(_INPUT)]
     """Turns as a chat has them; a string is one turn of the user."""
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1, le=2**53)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.schemas.controls import ControlFields, Integer, limits
 from gateway.schemas.text_form import TextFields
 from gateway.tokens import Sampling
 
 _MAX_UINT64 = 2**64 - 1
+_STOP_STRING = {"type": "string", "minLength": 1}
+_STOP = {"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING}, {"type": "null"}]}
 
 
 class Speculation(BaseModel):
@@ -44,7 +46,7 @@ class SamplingRequest(ControlFields, TextFields):
     top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: Integer | None = Field(None, ge=-(2**63), le=_MAX_UINT64)
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], WithJsonSchema(_STOP)] = ()
     stop_token_ids: list[Integer] | None = None
     ignore_eos: bool | None = None
     speculation: Speculation | None = None

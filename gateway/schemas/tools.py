@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from gateway.schemas.controls import limits
 from gateway.schemas.structured import RequestedForm, StructuredFields, check_schema, check_size
@@ -13,6 +13,19 @@ from gateway.tools.form import MAX_NAME_LEN, Tool
 from gateway.tools.grammar import tool_grammar
 
 _NAME = rf"^[A-Za-z0-9_-]{{1,{MAX_NAME_LEN}}}$"
+_TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+        },
+    ]
+}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -66,7 +79,7 @@ class ToolFields(StructuredFields):
     """Validate with the GatewaySettings as context."""
 
     tools: list[ToolDefinition] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: Annotated[ToolChoice | None, WithJsonSchema(_TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
 
     @field_validator("tools")
