@@ -1,6 +1,6 @@
 """Asks a service of this machine whether it is healthy: `python -m service_kit.healthcheck ADDRESS [GRPC_SERVICE]`.
 
-For container health checks, whose images have neither curl nor a gRPC client. ADDRESS is an http:// URL that answers 200
+For health checks of containers, which have neither curl nor a gRPC client. ADDRESS is an http:// URL that answers 200
 when healthy, or any gRPC address (e.g. unix:/run/dspark/verifier.sock) with standard health. The exit status is 0 or 1,
 with one line of words.
 """
@@ -33,7 +33,7 @@ def check_grpc(address: str, service: str) -> str:
         try:
             status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_TIMEOUT_S).status
         except grpc.RpcError as error:
-            return str(error.code().name)  # type: ignore[attr-defined]
+            return str(error.code().name)
     serving = health_pb2.HealthCheckResponse.SERVING
     return "" if status == serving else str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
 

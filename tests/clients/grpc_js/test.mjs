@@ -1,0 +1,1 @@
+../../../docs/examples/text_client.mjs
