@@ -8,19 +8,20 @@ from functools import partial
 from typing import Any
 
 import grpc
-from dspark.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from dspark.v1 import gateway_pb2, gateway_pb2_grpc
 from opentelemetry.trace import SpanKind
 
 from gateway.auth import ApiKeys
-from gateway.conversions import reason_to_pb, report_to_pb, sampling_from_pb, stats_to_pb
+from gateway.conversions import reason_to_pb, report_to_pb, stats_to_pb
 from gateway.generation import Delta, End, Generation, TextGenerator
 from gateway.key_limits import KeyLimits
 from gateway.request_scope import enter_request
 from gateway.responses import exactness
-from gateway.schemas import ChatRequest, CompletionRequest, parse_request
+from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.settings import GatewaySettings
-from service_kit.errors import InvalidRequestError
+from gateway.text_request import parse_text_request
 from service_kit.rpc import async_server
+from service_kit.scores import scores_to_pb
 from service_kit.telemetry import from_metadata, tracer
 
 TEXT_SERVICE = "dspark.v1.TextService"
@@ -51,15 +52,16 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
                 "TextService/GenerateText", context=from_metadata(metadata), kind=SpanKind.SERVER
             ),
         ):
-            generation = await self._start(request, isolation_key)
+            generation = await self._start(parse_text_request(request, self._settings), isolation_key)
+            with_ids = request.return_token_ids or request.HasField("num_logprobs")
             await context.send_initial_metadata(tuple(exactness(self._generator.readiness.require_info()).items()))
             num_tokens, reason = 0, None
             async with aclosing(generation.events()) as events:
                 async for item in events:
                     if isinstance(item, Delta):
                         num_tokens, reason = item.num_tokens, item.finish_reason
-                        if item.pieces or item.report is not None:
-                            yield gateway_pb2.GenerateTextResponse(chunk=_chunk(item))
+                        if item.pieces or item.report is not None or (with_ids and item.token_ids):
+                            yield gateway_pb2.GenerateTextResponse(chunk=_chunk(item, with_ids=with_ids))
                     else:
                         yield gateway_pb2.GenerateTextResponse(
                             summary=gateway_pb2.TextSummary(
@@ -72,52 +74,21 @@ class TextServicer(gateway_pb2_grpc.TextServiceServicer):
                             )
                         )
 
-    async def _start(self, request: gateway_pb2.GenerateTextRequest, isolation_key: bytes) -> Generation:
-        if bool(request.messages) == bool(request.prompt):
-            raise InvalidRequestError("give messages or prompt: exactly one of them", field="prompt")
-        sampling = sampling_from_pb(request.sampling)
-        if sampling.bad_words:
-            raise InvalidRequestError(
-                "sampling.bad_words holds tokens: use the REST API, which takes words, or SchedulerService",
-                field="sampling.bad_words",
-            )
-        fields: dict[str, Any] = {name: value for name, value in vars(sampling).items() if value is not None}
-        del fields["bad_words"]
-        fields["logit_bias"] = dict(sampling.logit_bias)
-        fields["stop"] = list(request.stop)
-        if request.HasField("max_tokens"):
-            fields["max_tokens"] = request.max_tokens
-        if request.model:
-            fields["model"] = request.model
-        if request.HasField("speculation"):
-            fields["speculation"] = {field.name: value for field, value in request.speculation.ListFields()}
-        if request.report_steps:
-            fields["dspark"] = {"steps": True}
-        if request.HasField("structured_output"):
-            fields["structured_outputs"] = _structured_outputs(request.structured_output)
-        if request.messages:
-            fields["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
-            return await self._generator.start_chat(parse_request(ChatRequest, fields, self._settings), isolation_key)
-        fields["prompt"] = request.prompt
-        completion = parse_request(CompletionRequest, fields, self._settings)
-        return (await self._generator.start_completions(completion, isolation_key))[0]
+    async def _start(self, request: ChatRequest | CompletionRequest, isolation_key: bytes) -> Generation:
+        if isinstance(request, ChatRequest):
+            return await self._generator.start_chat(request, isolation_key)
+        return (await self._generator.start_completions(request, isolation_key))[0]
 
 
-def _chunk(delta: Delta) -> gateway_pb2.TextChunk:
+def _chunk(delta: Delta, *, with_ids: bool) -> gateway_pb2.TextChunk:
     return gateway_pb2.TextChunk(
         pieces=[
             gateway_pb2.TextPiece(text=piece.text, is_accepted_draft=piece.is_accepted_draft) for piece in delta.pieces
         ],
         step=report_to_pb(delta.report),
+        token_ids=delta.token_ids if with_ids else (),
+        scores=scores_to_pb(delta.scores),
     )
-
-
-def _structured_outputs(form: scheduler_pb2.StructuredOutput) -> dict[str, str]:
-    """The REST API's field for it."""
-    kind = form.WhichOneof("form")
-    if kind is None:
-        raise InvalidRequestError("structured_output: give json_schema, regex or lark", field="structured_output")
-    return {{"json_schema": "json", "regex": "regex", "lark": "grammar"}[kind]: getattr(form, kind)}
 
 
 def _speculation(end: End) -> Any:

@@ -15,7 +15,8 @@ import grpc
 import openai
 import pytest
 from dspark.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from gateway_harness import GatewayHarness, ScriptedScheduler, wait_until, write_model
+from gateway_harness import EOS_ID, GatewayHarness, ScriptedScheduler, encode, wait_until, write_model
+from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.scheduler_client import SCHEDULER_SERVICE, GrpcScheduler
@@ -166,6 +167,58 @@ def test_text_over_grpc(gateway: GatewayHarness) -> None:
         )
         assert "".join(p.text for r in replies for p in r.chunk.pieces) == "He"
         assert replies[-1].summary.finish_reason == scheduler_pb2.FINISH_REASON_LENGTH
+
+
+def test_every_field_of_the_text_service(gateway: GatewayHarness) -> None:
+    variables = Struct()
+    variables.update({"flavour": "sweet"})
+    sweet = gateway_pb2.GenerateTextRequest(
+        messages=[
+            gateway_pb2.ChatMessage(role="user", content="Hi", name="Ann"),
+            gateway_pb2.ChatMessage(role="assistant", content="Well"),
+        ],
+        stop=["wor"],
+        include_stop=True,
+        bad_words=["zz"],
+        stop_token_ids=[7],
+        ignore_eos=True,
+        reasoning_effort="low",
+        chat_template_kwargs=variables,
+        continue_final_message=True,
+        num_logprobs=1,
+    )
+    with grpc.insecure_channel(gateway.grpc_target) as channel:
+        stub = gateway_pb2_grpc.TextServiceStub(channel)
+
+        def answer(request: gateway_pb2.GenerateTextRequest) -> tuple[str, list[int], int]:
+            chunks = [reply.chunk for reply in stub.GenerateText(request, metadata=metadata("key"))]
+            text = "".join(piece.text for chunk in chunks for piece in chunk.pieces)
+            ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+            return text, ids, sum(len(chunk.scores) for chunk in chunks)
+
+        assert answer(sweet) == ("Hello, wor", encode("Hello, wor"), 10)
+        sent = gateway.scheduler.requests[-1]
+        assert list(sent.prompt_token_ids)[-4:] == encode("Well")
+        assert (list(sent.stop_token_ids), sent.ignore_eos, sent.num_logprobs) == ([7], True, 1)
+        assert [list(word.token_ids) for word in sent.sampling.bad_words] == [encode("zz"), encode(" zz")]
+        shown = gateway_pb2.GenerateTextRequest(
+            prompt_token_ids=[5, 6, 7], truncate_prompt_tokens=2, show_special_tokens=True, include_stop=True,
+            return_token_ids=True,
+        )  # fmt: skip
+        assert answer(shown) == ("Hello, world<|im_end|>", [*encode("Hello, world"), EOS_ID], 0)
+        assert list(gateway.scheduler.requests[-1].prompt_token_ids) == [6, 7]
+        assert answer(gateway_pb2.GenerateTextRequest(prompt="a")) == ("Hello, world", [], 0)
+        for bad, field in (
+            ({"prompt": "a", "prompt_token_ids": [1]}, "prompt"),
+            ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort"),
+            ({"prompt": "a", "num_logprobs": 21}, "logprobs"),
+            ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+            ({"prompt_token_ids": [300]}, "prompt"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                answer(gateway_pb2.GenerateTextRequest(**bad))  # type: ignore[arg-type]
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert dict(caught.value.trailing_metadata())["dspark-field"] == field
 
 
 def test_grpc_refusals(gateway: GatewayHarness) -> None:

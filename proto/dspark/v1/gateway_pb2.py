@@ -23,29 +23,31 @@ _sym_db = _symbol_database.Default()
 
 
 from dspark.v1 import scheduler_pb2 as dspark_dot_v1_dot_scheduler__pb2
+from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/gateway.proto\x12\tdspark.v1\x1a\x19\x64spark/v1/scheduler.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc2\x02\n\x13GenerateTextRequest\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.dspark.v1.ChatMessage\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x31\n\x0bspeculation\x18\x0f \x01(\x0b\x32\x1c.dspark.v1.SpeculationParams\x12\x14\n\x0creport_steps\x18\x32 \x01(\x08\x12\x36\n\x11structured_output\x18( \x01(\x0b\x32\x1b.dspark.v1.StructuredOutputB\r\n\x0b_max_tokens\"q\n\x14GenerateTextResponse\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.dspark.v1.TextChunkH\x00\x12)\n\x07summary\x18\x02 \x01(\x0b\x32\x16.dspark.v1.TextSummaryH\x00\x42\x07\n\x05\x65vent\"4\n\tTextPiece\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x19\n\x11is_accepted_draft\x18\x02 \x01(\x08\"\xa0\x01\n\nStepReport\x12\x13\n\x0bnum_drafted\x18\x01 \x01(\r\x12\x14\n\x0cnum_verified\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x63onfidences\x18\x04 \x03(\x02\x12\x0e\n\x06\x62udget\x18\x05 \x01(\r\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x1a\n\x12num_uncut_accepted\x18\x07 \x01(\r\"V\n\tTextChunk\x12$\n\x06pieces\x18\x01 \x03(\x0b\x32\x14.dspark.v1.TextPiece\x12#\n\x04step\x18\x32 \x01(\x0b\x32\x15.dspark.v1.StepReport\"\xe1\x01\n\x0bTextSummary\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.dspark.v1.FinishReason\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.dspark.v1.ChoiceSummary\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x1e\n\x16speculation_off_reason\x18\x06 \x01(\t2`\n\x0bTextService\x12Q\n\x0cGenerateText\x12\x1e.dspark.v1.GenerateTextRequest\x1a\x1f.dspark.v1.GenerateTextResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/gateway.proto\x12\tdspark.v1\x1a\x19\x64spark/v1/scheduler.proto\x1a\x15\x64spark/v1/types.proto\x1a\x1cgoogle/protobuf/struct.proto\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\n \x01(\t\"\xc5\x05\n\x13GenerateTextRequest\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.dspark.v1.ChatMessage\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x31\n\x0bspeculation\x18\x0f \x01(\x0b\x32\x1c.dspark.v1.SpeculationParams\x12\x14\n\x0creport_steps\x18\x32 \x01(\x08\x12\x36\n\x11structured_output\x18( \x01(\x0b\x32\x1b.dspark.v1.StructuredOutput\x12\x11\n\tbad_words\x18\x46 \x03(\t\x12\x16\n\x0estop_token_ids\x18G \x03(\r\x12\x12\n\nignore_eos\x18H \x01(\x08\x12\x14\n\x0cinclude_stop\x18I \x01(\x08\x12\x1b\n\x13show_special_tokens\x18J \x01(\x08\x12#\n\x16truncate_prompt_tokens\x18K \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18L \x03(\r\x12\x18\n\x10reasoning_effort\x18M \x01(\t\x12\x35\n\x14\x63hat_template_kwargs\x18N \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1e\n\x16\x63ontinue_final_message\x18O \x01(\x08\x12\x19\n\x0cnum_logprobs\x18P \x01(\rH\x02\x88\x01\x01\x12\x18\n\x10return_token_ids\x18Q \x01(\x08\x42\r\n\x0b_max_tokensB\x19\n\x17_truncate_prompt_tokensB\x0f\n\r_num_logprobs\"q\n\x14GenerateTextResponse\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x14.dspark.v1.TextChunkH\x00\x12)\n\x07summary\x18\x02 \x01(\x0b\x32\x16.dspark.v1.TextSummaryH\x00\x42\x07\n\x05\x65vent\"4\n\tTextPiece\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x19\n\x11is_accepted_draft\x18\x02 \x01(\x08\"\xa0\x01\n\nStepReport\x12\x13\n\x0bnum_drafted\x18\x01 \x01(\r\x12\x14\n\x0cnum_verified\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x63onfidences\x18\x04 \x03(\x02\x12\x0e\n\x06\x62udget\x18\x05 \x01(\r\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x1a\n\x12num_uncut_accepted\x18\x07 \x01(\r\"\x90\x01\n\tTextChunk\x12$\n\x06pieces\x18\x01 \x03(\x0b\x32\x14.dspark.v1.TextPiece\x12#\n\x04step\x18\x32 \x01(\x0b\x32\x15.dspark.v1.StepReport\x12\x11\n\ttoken_ids\x18\x46 \x03(\r\x12%\n\x06scores\x18G \x03(\x0b\x32\x15.dspark.v1.TokenScore\"\xe1\x01\n\x0bTextSummary\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.dspark.v1.FinishReason\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.dspark.v1.ChoiceSummary\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x1e\n\x16speculation_off_reason\x18\x06 \x01(\t2`\n\x0bTextService\x12Q\n\x0cGenerateText\x12\x1e.dspark.v1.GenerateTextRequest\x1a\x1f.dspark.v1.GenerateTextResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATMESSAGE']._serialized_start=65
-  _globals['_CHATMESSAGE']._serialized_end=109
-  _globals['_GENERATETEXTREQUEST']._serialized_start=112
-  _globals['_GENERATETEXTREQUEST']._serialized_end=434
-  _globals['_GENERATETEXTRESPONSE']._serialized_start=436
-  _globals['_GENERATETEXTRESPONSE']._serialized_end=549
-  _globals['_TEXTPIECE']._serialized_start=551
-  _globals['_TEXTPIECE']._serialized_end=603
-  _globals['_STEPREPORT']._serialized_start=606
-  _globals['_STEPREPORT']._serialized_end=766
-  _globals['_TEXTCHUNK']._serialized_start=768
-  _globals['_TEXTCHUNK']._serialized_end=854
-  _globals['_TEXTSUMMARY']._serialized_start=857
-  _globals['_TEXTSUMMARY']._serialized_end=1082
-  _globals['_TEXTSERVICE']._serialized_start=1084
-  _globals['_TEXTSERVICE']._serialized_end=1180
+  _globals['_CHATMESSAGE']._serialized_start=118
+  _globals['_CHATMESSAGE']._serialized_end=176
+  _globals['_GENERATETEXTREQUEST']._serialized_start=179
+  _globals['_GENERATETEXTREQUEST']._serialized_end=888
+  _globals['_GENERATETEXTRESPONSE']._serialized_start=890
+  _globals['_GENERATETEXTRESPONSE']._serialized_end=1003
+  _globals['_TEXTPIECE']._serialized_start=1005
+  _globals['_TEXTPIECE']._serialized_end=1057
+  _globals['_STEPREPORT']._serialized_start=1060
+  _globals['_STEPREPORT']._serialized_end=1220
+  _globals['_TEXTCHUNK']._serialized_start=1223
+  _globals['_TEXTCHUNK']._serialized_end=1367
+  _globals['_TEXTSUMMARY']._serialized_start=1370
+  _globals['_TEXTSUMMARY']._serialized_end=1595
+  _globals['_TEXTSERVICE']._serialized_start=1597
+  _globals['_TEXTSERVICE']._serialized_end=1693
 # @@protoc_insertion_point(module_scope)
