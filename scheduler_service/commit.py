@@ -75,7 +75,7 @@ class Committer:
             ledger.num_verify_rows += 1
             ledger.num_verified += len(row.drafts)
             ledger.num_accepted += num_accepted
-        if sequence.matcher is not None:
+        if sequence.matcher is not None and reason is None:
             sequence.matcher.advance(kept)
         sequence.tokens += kept
         self._batch.publish(sequence)
