@@ -106,6 +106,14 @@ def test_text_is_told_at_once_up_to_what_a_call_could_begin_with(text: str) -> N
     assert held == "" or held.startswith("<tool_call>"[: len(held)])
 
 
+@pytest.mark.parametrize(
+    "text", ["<tool_call>{", '<tool_call>\n{"name": "f" ', call_text("a b", ""), call_text("f", "1")]
+)
+def test_what_is_no_call_is_told_as_soon_as_that_is_known(text: str) -> None:
+    parser = ToolCallParser()
+    assert "".join(part.text for part in parser.push(text) if isinstance(part, TextPart)) == text
+
+
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.dictionaries(st.text(max_size=2), st.none())))
 def test_arguments_stream_as_they_come(arguments: dict[str, Any]) -> None:
     text = json.dumps(arguments, ensure_ascii=False)
