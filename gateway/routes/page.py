@@ -38,7 +38,8 @@ def add_page_routes(app: FastAPI, settings: GatewaySettings) -> frozenset[str]:
     for file in (resources.files("gateway") / "static").iterdir():
         path = "/" if file.name == "index.html" else f"/static/{file.name}"
         media_type = _TYPES[file.name.rpartition(".")[2]]
-        app.add_api_route(path, _serve(file.read_bytes(), media_type), methods=["GET", "HEAD"])
+        serve = _serve(file.read_bytes(), media_type)
+        app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
         paths.add(path)
     return frozenset(paths)
 

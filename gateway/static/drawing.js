@@ -41,10 +41,11 @@ export function widthOf(figure) {
   return Math.max(200, Math.floor(figure.querySelector(".drawing").clientWidth));
 }
 
-/** Fills the figure's table, unless it is folded away. */
+/** Fills the figure's table, unless it is folded away. While an answer grows, a table that is being read stands still. */
 export function fillTable(figure, caption, heads, rows) {
-  if (!figure.querySelector("details").open) return;
   const table = figure.querySelector("table");
+  if (!figure.querySelector("details").open) return;
+  if (table.rows.length && document.querySelector("[aria-busy]")) return;
   const head = element("tr");
   head.append(...heads.map((text) => Object.assign(element("th", "", text), { scope: "col" })));
   const body = rows.map((cells) => {

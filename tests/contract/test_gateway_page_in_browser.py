@@ -15,7 +15,7 @@ from gateway_harness import EOS_ID, GatewayHarness, encode, wait_until, write_mo
 
 from service_kit.errors import QueueFullError
 
-ANSWER = 'First, a sentence. Then <img src="x" onerror="document.title=1"> markup &amp; more.'
+ANSWER = 'First, a sentence. Then <img src="x" onerror="document.title=1"> markup &amp; more!!'
 QUESTION_IDS = encode("user\nHello\nthere")
 _NAMED_ROLES = {"button", "textbox", "checkbox", "spinbutton", "link", "DisclosureTriangle", "image", "log", "region"}
 
