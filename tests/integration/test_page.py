@@ -48,12 +48,11 @@ def test_a_chat_on_the_embedded_model(server: RunningServer, engine: Engine, tmp
             after.num_verified - before.num_verified,
             after.num_accepted - before.num_accepted,
         )
-        assert accepted > 0
         num_tokens = whole["usage"]["completion_tokens"]
         note = page.value("document.querySelector('.note').textContent")
         assert re.match(rf"{num_tokens} tokens, {accepted} from accepted drafts, [\d.]+ tokens per second", note), note
         words = page.value("[...document.querySelectorAll('.accepted')].map((node) => node.textContent).join('')")
-        assert words.strip()
+        assert bool(words) == (accepted > 0)  # none where the guard finds that drafting does not pay just now
         page.wait("/^Load: 0 of \\d+ running, 0 waiting$/.test(document.getElementById('load').textContent)")
         page.screenshot(tmp_path / "page.png")
         print(f"screenshot: {tmp_path / 'page.png'}")
