@@ -17,6 +17,7 @@ const provider = createOpenAICompatible({
 });
 const model = provider(modelName);
 const common = { model, temperature: 0, maxRetries: 0, maxOutputTokens: 200 };
+const oneCall = { providerOptions: { dspark: { parallel_tool_calls: false } } }; // small models do not stop calling
 
 const weather = {
   description: "Tells the weather of a city",
@@ -43,6 +44,7 @@ test("a tool is called, and its result goes back", async () => {
   const inputs = [];
   const { steps } = await generateText({
     ...common,
+    ...oneCall,
     prompt: "How is the weather in Paris?",
     tools: { weather: tool({ ...weather, execute: async (input) => (inputs.push(input), { sky: "blue" }) }) },
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: "tool", toolName: "weather" } : "none" }),
@@ -58,10 +60,10 @@ test("a tool is called, and its result goes back", async () => {
 test("tool calls are streamed", async () => {
   const result = streamText({
     ...common,
+    ...oneCall,
     prompt: "How is the weather in Paris?",
     tools: { weather: tool(weather) },
     toolChoice: "required",
-    providerOptions: { dspark: { parallel_tool_calls: false } },
   });
   const streamed = {};
   for await (const part of result.fullStream) {
