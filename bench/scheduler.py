@@ -44,11 +44,14 @@ _CONTEXT, _ANSWER = 4096, 2048
 class _AlwaysDrafting(Guard):
     """Decides as the guard does where drafting pays, then drafts every row: the dearest step there is."""
 
+    def look_ahead(self, shape: StepShape, candidates: Candidates) -> None:
+        """The account is never empty, plain steps need no measuring, and there is always something new."""
+        self.account, self._audit_left, self._look_again_at = 1.0, 0, 0
+        super().look_ahead(shape, candidates)
+
     def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
-        """All rows, whole blocks. The account is never empty, and plain steps need no measuring."""
-        self.account, self._audit_left = 1.0, 0
+        """All rows, whole blocks."""
         super().decide(shape, candidates)
-        self._look_again_at = 0
         count = candidates.num_rows
         return DraftDecision(list(range(count)), _BLOCK if count else 0)
 

@@ -15,19 +15,32 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from scheduler_service.policy import DraftedBatch, VerifyPolicy, Windows
 from scheduler_service.policy.survival import usable_lens
 
 
-def is_audited(request_id: str, choice: int, round_: int, share: float) -> bool:
-    """Whether a row's round is audited, for a share of rounds in [0, 1].
+def audit_key(request_id: str, choice: int) -> int:
+    """64 bits that the audits of a choice follow from.
 
-    By a hash of the request's id, not by its sampling key: greedy requests have none, and seeds are the client's.
+    A hash of the request's id, not its sampling key: greedy requests have none, and seeds are the client's.
     """
-    if not share:
-        return False
-    digest = hashlib.blake2b(f"{request_id} {choice} {round_}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < share * 2**64
+    return int.from_bytes(hashlib.blake2b(f"{request_id} {choice}".encode(), digest_size=8).digest(), "little")
+
+
+def are_audited(keys: Sequence[int], rounds: Sequence[int], share: float) -> npt.NDArray[np.bool_]:
+    """Whether a row's round is audited, for a share of rounds in [0, 1]; [rows].
+
+    By number `round` of the SplitMix64 generator (Steele, Lea, Flood 2014) that the row's key is the seed of.
+    """
+    mixed = np.array(keys, np.uint64) + np.array(rounds, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    audited: npt.NDArray[np.bool_] = (mixed >> np.uint64(11)) * 2.0**-53 < share
+    return audited
 
 
 def audited_windows(policy: VerifyPolicy, batch: DraftedBatch, is_audit: Sequence[bool]) -> Windows:
@@ -38,21 +51,20 @@ def audited_windows(policy: VerifyPolicy, batch: DraftedBatch, is_audit: Sequenc
     """
     if not any(is_audit):
         return policy.windows(batch)
-    block_len = batch.confidences.shape[1]
-    limits = list(batch.max_drafts)
-    fixed = [min(limit, block_len) if audit else 0 for limit, audit in zip(limits, is_audit, strict=True)]
-    contexts = batch.contexts or [0] * len(limits)
+    limits = np.asarray(batch.max_drafts, np.intp)
+    fixed = np.where(is_audit, np.minimum(limits, batch.confidences.shape[1]), 0)
+    num_fixed = int(fixed.sum())
     others = replace(
         batch,
-        max_drafts=[0 if audit else limit for limit, audit in zip(limits, is_audit, strict=True)],
-        num_tokens=batch.num_tokens + sum(fixed),
-        num_context=batch.num_context + sum(n * each for n, each in zip(fixed, contexts, strict=True)),
-        max_budget=None if batch.max_budget is None else max(0, batch.max_budget - sum(fixed)),
+        max_drafts=np.where(is_audit, 0, limits),
+        num_tokens=batch.num_tokens + num_fixed,
+        num_context=batch.num_context + (float(fixed @ np.asarray(batch.contexts)) if len(batch.contexts) else 0.0),
+        max_budget=None if batch.max_budget is None else max(0, batch.max_budget - num_fixed),
     )
     windows = policy.windows(others)
     whole, num_invalid = usable_lens(batch.confidences, fixed)
     return windows._replace(
-        verify_lens=[max(one, int(other)) for one, other in zip(windows.verify_lens, whole, strict=True)],
-        commit_lens=[max(one, int(other)) for one, other in zip(windows.commit_lens, whole, strict=True)],
+        verify_lens=np.maximum(windows.verify_lens, whole).tolist(),
+        commit_lens=np.maximum(windows.commit_lens, whole).tolist(),
         num_invalid=windows.num_invalid + num_invalid,
     )

@@ -96,7 +96,8 @@ class Batch:
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the full pages that the sequence has computed to others."""
-        sequence.num_published = self.prefix_cache.publish(sequence, sequence.num_published)
+        if min(sequence.computed, len(sequence.tokens)) >= (sequence.num_published + 1) * self.pages.page_size:
+            sequence.num_published = self.prefix_cache.publish(sequence, sequence.num_published)
 
     def reserve(self, sequence: Sequence, num_positions: int) -> bool:
         """Gives the sequence pages for positions 0 ... num_positions - 1; False, changing nothing, if they run out."""

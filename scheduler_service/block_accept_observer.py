@@ -39,8 +39,8 @@ class BlockAcceptObserver(StepObserver):
             if not row.emits or sequence.sampling.regime is not Regime.REJECTION:
                 continue
             pairs = self._estimator.wanted(sequence, anchor, row.drafts[: row.commit_len])
-            if row.block is not None and row.commit_len < len(row.block.draft_ids):
-                pairs.append((anchor + 1 + row.commit_len, row.block.draft_ids[row.commit_len]))
+            if row.commit_len < len(row.block_ids):
+                pairs.append((anchor + 1 + row.commit_len, row.block_ids[row.commit_len]))
             asks += [TargetProbAsk(index, *pair) for pair in pairs]
         return asks
 

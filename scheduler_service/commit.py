@@ -34,22 +34,23 @@ class Committer:
 
     def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
-        sequence, ledger = row.sequence, self._ledger
-        if num_accepted > len(row.drafts) or len(token_ids) != (num_accepted + 1 if row.emits else 0):
-            raise ValueError(
-                f"the verifier accepted {num_accepted} of {len(row.drafts)} drafts, {len(token_ids)} tokens"
-            )
-        num_uncut = sequence.request.num_until_stop(token_ids[:num_accepted])
-        ledger.num_uncut_accepted += num_uncut
-        sequence.num_uncut_accepted += num_uncut
-        num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
+        sequence, ledger, num_drafts = row.sequence, self._ledger, len(row.drafts)
+        request = sequence.request
+        if num_accepted > num_drafts or len(token_ids) != (num_accepted + 1 if row.emits else 0):
+            raise ValueError(f"the verifier accepted {num_accepted} of {num_drafts} drafts, {len(token_ids)} tokens")
+        if num_drafts:
+            num_uncut = request.num_until_stop(token_ids[:num_accepted])
+            ledger.num_uncut_accepted += num_uncut
+            sequence.num_uncut_accepted += num_uncut
+            if row.commit_len < num_drafts:
+                num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
             ledger.num_prefill_tokens += row.num_tokens
         if sequence.computed == sequence.ingested:
             sequence.uningested_since = step_id
         sequence.computed += row.num_tokens + num_accepted
         sequence.num_failures = 0
-        if len(sequence.request.choices) > 1 and sequence.request.prompt_source is sequence:
+        if request.prompt_source is sequence and len(request.choices) > 1:
             self._batch.share_prompt(sequence)
         if row.prompt_scores:
             self._deliver_prompt_scores(row)
@@ -59,30 +60,32 @@ class Committer:
             self._batch.publish(sequence)
 
     def _emit(self, row: PlannedRow, num_accepted: int, token_ids: list[int]) -> None:
-        sequence, ledger = row.sequence, self._ledger
+        sequence, ledger, num_drafts = row.sequence, self._ledger, len(row.drafts)
+        is_first = not sequence.num_tokens
         kept, reason = _cut(sequence, token_ids)
-        num_accepted = min(num_accepted, len(kept))  # what is dropped is not charged
-        if not sequence.num_tokens:
+        num_kept = len(kept)
+        num_accepted = min(num_accepted, num_kept)  # what is dropped is not charged
+        if is_first:
             sequence.first_token_ns = time.monotonic_ns()
             if sequence.choice == 0:
                 ledger.num_prompt_tokens += len(sequence.request.prompt)
         else:
             sequence.num_steps += 1
-            sequence.num_verified += len(row.drafts)
+            sequence.num_verified += num_drafts
             sequence.num_accepted += num_accepted
             sequence.accepted_histogram[num_accepted] += 1
             self.counts.accepted_lens[num_accepted] += 1
             ledger.num_verify_rows += 1
-            ledger.num_verified += len(row.drafts)
+            ledger.num_verified += num_drafts
             ledger.num_accepted += num_accepted
         if sequence.matcher is not None and reason is None:
             sequence.matcher.advance(kept)
         sequence.tokens += kept
         self._batch.publish(sequence)
-        ledger.num_committed += len(kept)
-        scores = row.scores[: len(kept)]
-        chunk = TokenChunk(sequence.choice, kept, num_accepted, len(row.drafts), reason, scores, report=row.report)
-        self._deliver(sequence, chunk)
+        ledger.num_committed += num_kept
+        scores = row.scores[:num_kept]
+        chunk = TokenChunk(sequence.choice, kept, num_accepted, num_drafts, reason, scores, report=row.report)
+        self.outbox.append((sequence.request.sink, chunk))
         if reason is None:
             self._batch.trim_pages(sequence)
         else:
@@ -172,9 +175,11 @@ def _log_end(request: Request, off_reason: OffReason | None) -> None:
 
 def _cut(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """Tokens up to the first stop token or the limit, and the reason if the choice ends there."""
-    room = sequence.num_remaining
+    request, room = sequence.request, sequence.num_remaining
+    if len(token_ids) < room and request.stop_token_ids.isdisjoint(token_ids):  # nearly always
+        return token_ids, None
     kept = token_ids[:room]
-    kept = kept[: sequence.request.num_until_stop(kept)]
-    if kept and kept[-1] in sequence.request.stop_token_ids:
+    kept = kept[: request.num_until_stop(kept)]
+    if kept and kept[-1] in request.stop_token_ids:
         return kept, FinishReason.STOP
     return kept, FinishReason.LENGTH if len(kept) == room else None

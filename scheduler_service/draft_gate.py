@@ -82,6 +82,9 @@ class DraftGate(ABC):
     def begin(self, slot: int, context_len: int) -> None:  # noqa: B027 - optional
         """A sequence of `context_len` tokens takes the slot."""
 
+    def look_ahead(self, shape: StepShape, candidates: Candidates) -> None:  # noqa: B027 - optional
+        """Considers the step that `decide` is asked about next, as it will be if all goes on: there is time now."""
+
     @abstractmethod
     def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """What the step should draft. Nothing counts as drafted yet: a plan may be thrown away."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.audit import is_audited
+from scheduler_service.audit import are_audited
 from scheduler_service.batch import Batch
 from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, StepShape
 from scheduler_service.latency import TimedRows, draft_budget
@@ -35,28 +35,46 @@ def decide(batch: Batch, decoding: list[PlannedRow], num_prefill: int) -> Decide
     return Decided(able, candidates, *_cap(batch, decoding, shape, able, candidates, decision))
 
 
+def _audit(drafted: list[PlannedRow], share: float) -> None:
+    keys = [row.sequence.audit_key for row in drafted]
+    rounds = [row.sequence.round + 1 for row in drafted]  # that of the Draft call to come
+    for index in np.flatnonzero(are_audited(keys, rounds, share)).tolist():
+        drafted[index].is_audit = True
+
+
+def look_ahead(batch: Batch, in_flight: list[PlannedRow]) -> None:
+    """Lets the gate consider the step after one in flight that drafts: its rows will be a token further at least."""
+    decoding = [
+        PlannedRow(row.sequence, row.start + row.num_tokens, 1, emits=True, is_chained=True)
+        for row in in_flight
+        if row.emits and row.sequence.num_remaining > 1
+    ]
+    num_left = sum(len(sequence.tokens) - 1 - sequence.computed for sequence in batch.running)
+    num_left -= sum(row.num_tokens - row.emits for row in in_flight)
+    num_prefill = min(max(0, num_left), batch.limits.max_batch_tokens // 4)
+    batch.draft_gate.look_ahead(step_shape(decoding, num_prefill), _candidates(batch, decoding)[1])
+
+
 def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget: int, num_prefill: int) -> int:
     """Sets what is drafted, and how many drafts each of those rows may carry; returns their sum."""
     able, candidates, plan.decision, plan.max_budget = decide(batch, decoding, num_prefill)
     for row in decoding:
         row.sequence.is_plain_once = False
-    total = 0
+    total, page_size = 0, batch.pages.page_size
     num_rows, limits = len(plan.decision.rows), candidates.max_drafts.tolist()
     for index, candidate in enumerate(plan.decision.rows):
         row = decoding[able[candidate]]
         sequence = row.sequence
         wanted = min(plan.decision.num_slots, limits[candidate], (budget - total) // (num_rows - index))
-        held = len(sequence.pages) * batch.pages.page_size - len(sequence.tokens)
+        held = len(sequence.pages) * page_size - len(sequence.tokens)
         if wanted > held and not batch.reserve(sequence, len(sequence.tokens) + wanted):
             wanted = held  # drafts are worth no preemption
-        row.max_drafts = max(0, wanted)
-        total += row.max_drafts
-        if row.max_drafts:
+        if wanted > 0:
+            row.max_drafts = wanted
+            total += wanted
             plan.drafted.append(row)
-            # Not where a latency target bounds the step. The round is that of the Draft call to come.
-            row.is_audit = plan.max_budget is None and is_audited(
-                sequence.request.request_id, sequence.choice, sequence.round + 1, batch.audit_share
-            )
+    if batch.audit_share and plan.max_budget is None:  # not where a latency target bounds the step
+        _audit(plan.drafted, batch.audit_share)
     batch.draft_gate.drafting(candidates, plan.decision)
     return total
 

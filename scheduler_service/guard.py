@@ -83,6 +83,8 @@ class Guard(DraftGate):
         self._num_steps = self._no_probe_before = 0
         self._pause = 1
         self._look_again_at = self._looked_at = 0
+        self._ahead: DraftDecision | None = None
+        """Of the next step, slots in place of rows."""
         self._since_audit = 0
         """Drafted steps of no clear gain since plain ones were measured."""
         self._audit_left = _AUDIT_STEPS
@@ -97,8 +99,23 @@ class Guard(DraftGate):
         """See `DraftGate`."""
         return "by what earlier steps took, drafting would have been slower than plain decoding"
 
+    def look_ahead(self, shape: StepShape, candidates: Candidates) -> None:
+        """See `DraftGate`."""
+        decision, slots = self._decide(shape, candidates), candidates.slots.tolist()
+        probes = frozenset(slots[row] for row in decision.probes)
+        self._ahead = decision._replace(rows=[slots[row] for row in decision.rows], probes=probes)
+
     def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         """See `DraftGate`. Rows that pay together, then rows that are due for a probe."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._decide(shape, candidates)
+        row_of = {slot: row for row, slot in enumerate(candidates.slots.tolist())}
+        rows = [row_of[slot] for slot in ahead.rows if slot in row_of]
+        probes = frozenset(row_of[slot] for slot in ahead.probes if slot in row_of)
+        return ahead._replace(rows=rows, probes=probes) if rows else NOTHING
+
+    def _decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         if not candidates.num_rows or self._audit_left or self.account <= 0:
             return NOTHING
         if self._is_settled(shape):

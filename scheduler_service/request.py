@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from kernels.sampling import LogitControls, SlotSampling, TargetOptions
 from kernels.token_scores import TokenScore
+from scheduler_service.audit import audit_key
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -111,8 +114,7 @@ class StepReport(NamedTuple):
     """Rows of the step that emit."""
 
 
-@dataclass(frozen=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """Tokens committed for one choice by one step."""
 
     choice: int
@@ -122,9 +124,9 @@ class TokenChunk:
     num_verified: int
     finish_reason: FinishReason | None
     """Set on the choice's last chunk."""
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: Seq[TokenScore] = ()
     """One a token, if asked for."""
-    prompt_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: Seq[TokenScore] = ()
     """Of the next prompt tokens, from the second on."""
     report: StepReport | None = None
     """Set where the request asks for it and the chunk has tokens."""
@@ -202,6 +204,11 @@ class Sequence:
     num_uncut_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
 
+    @cached_property
+    def audit_key(self) -> int:
+        """What its audits follow from."""
+        return audit_key(self.request.request_id, self.choice)
+
     @property
     def is_running(self) -> bool:
         """Whether the choice holds a slot."""
@@ -215,7 +222,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self.request.max_tokens - self.num_tokens
+        return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
 
     @property
     def is_decoding(self) -> bool:

@@ -12,25 +12,26 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from scheduler_service import tracing
-from scheduler_service.audit import audited_windows
 from scheduler_service.batch import Batch
 from scheduler_service.block_accept_observer import BlockAcceptObserver
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
-from scheduler_service.executor_types import DraftCall, DraftResult, Phase, StepCall, StepResult
+from scheduler_service.draft_planner import look_ahead
+from scheduler_service.executor_types import DraftCall, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import plan_chained, plan_step
-from scheduler_service.policy import DraftedBatch, VerifyPolicy
+from scheduler_service.policy import VerifyPolicy
 from scheduler_service.request import FinishReason
 from scheduler_service.step_learning import EndedStep, StepLearning, StepTime
-from scheduler_service.step_plan import DraftedBlock, PlannedRow, StepPlan
+from scheduler_service.step_plan import PlannedRow, StepPlan
 from scheduler_service.step_record import StepObserver
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
+from scheduler_service.windows import WindowChooser
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class StepEngine:
         have the next call. `costs` and `observers` learn from every step; `calibration` corrects confidences before the
         policy sees them. `masks` is None where no request has a grammar."""
         self._batch, self._committer, self._ledger = batch, committer, ledger
-        self._verifier, self._drafter, self._policy = verifier, drafter, policy
-        self._calibration, self._masks = calibration, masks
+        self._verifier, self._drafter = verifier, drafter
+        self._windows = WindowChooser(policy, calibration, ledger) if policy is not None else None
+        self._masks = masks
         self._step_ids, self._flush = step_ids, flush
         self._chain_plain_steps, self._trace = chain_plain_steps, trace
         self.window_counts = WindowCounts(batch.limits.block_size)
@@ -107,17 +109,15 @@ class StepEngine:
         step_id = next(self._step_ids)
         with tracing.step_span(plan.rows, step_id) as metadata:
             draft_ns = 0
-            if self._drafter is not None and self._policy is not None:
-                draft_ns = self._draft(self._drafter, self._policy, plan, step_id, metadata)
+            if self._drafter is not None:
+                draft_ns = self._draft(self._drafter, plan, step_id, metadata)
             self._learning.catch_up()  # without a Draft call; what the step asks for follows from all before it
             if self._masks is not None:
                 self._mask(self._masks, plan, step_id)
             if plan.rows:  # else the last ingests of sequences that ended were all there was to do
                 self._finish(self._send(plan, step_id, metadata, draft_ns=draft_ns))
 
-    def _draft(
-        self, drafter: DrafterClient, policy: VerifyPolicy, plan: StepPlan, step_id: int, metadata: Metadata
-    ) -> int:
+    def _draft(self, drafter: DrafterClient, plan: StepPlan, step_id: int, metadata: Metadata) -> int:
         """Ingests and drafts what is planned; returns the wall time of the call."""
         drafted, ingests, num_slots = plan.drafted, plan.ingests, plan.decision.num_slots
         if not drafted and not ingests:
@@ -141,8 +141,8 @@ class StepEngine:
         )
         started = perf_counter_ns()
         drafter.send(call, metadata)
+        self._learning.catch_up()  # before its events go out: who sees a request's end sees it counted
         self._flush()
-        self._learning.catch_up()
         result = drafter.receive(call)
         received_ns = perf_counter_ns()
         self._ledger.draft_call_ns += received_ns - started
@@ -152,50 +152,9 @@ class StepEngine:
         for row in drafted:
             if row.sequence.context_lost:
                 row.max_drafts = 0  # its rows of this reply are void
-        if drafted:
-            self._choose(policy, plan, result)
+        if drafted and self._windows is not None:
+            self._windows.choose(plan, result, self.window_counts)
         return received_ns - started
-
-    def _choose(self, policy: VerifyPolicy, plan: StepPlan, result: DraftResult) -> None:
-        """Gives each drafted row the drafts it will verify."""
-        drafted, num_slots = plan.drafted, plan.decision.num_slots
-        confidences = result.confidences
-        if self._calibration is not None:
-            confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
-        plan.confidences = confidences
-        windows = audited_windows(
-            policy,
-            DraftedBatch(
-                confidences=confidences,
-                max_drafts=[row.max_drafts for row in drafted],
-                num_emitting=sum(row.emits for row in plan.rows),
-                num_tokens=sum(row.num_tokens for row in plan.rows),
-                row_keys=[row.sequence for row in drafted],
-                contexts=[row.start + 1 for row in drafted],
-                num_rows=len(plan.rows),
-                num_context=float(sum(row.num_context for row in plan.rows)),
-                row_weights=[row.sequence.request.priority for row in drafted],
-                max_budget=plan.max_budget,
-            ),
-            [row.is_audit for row in drafted],
-        )
-        self._ledger.num_invalid_confidences += windows.num_invalid
-        self.window_counts.add(windows.verify_lens)
-        for index, row in enumerate(drafted):
-            if row.max_drafts:
-                first = index * num_slots
-                block = list(result.token_ids[first : first + min(row.max_drafts, num_slots)])
-                own = slice(len(block))
-                row.block = DraftedBlock(block, result.confidences[index, own], result.draft_probs[index, own])
-                row.drafts = block[: windows.verify_lens[index]]
-                row.commit_len = windows.commit_lens[index]
-                row.sequence.num_drafted += num_slots
-                row.sequence.num_drafted_steps += 1
-                self._ledger.num_drafted += num_slots
-                self._ledger.num_drafted_rows += 1
-                if row.is_audit:
-                    self._ledger.num_audited_rounds += 1
-                    self._ledger.num_audit_drafts += len(row.drafts)
 
     def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
         for index, sequence in enumerate(plan.ingests):
@@ -260,6 +219,8 @@ class StepEngine:
         """Sends what can be sent behind the step, then takes its result and commits it."""
         self._in_flight = self._chain(step)
         self._flush()
+        if step.plan.drafted:
+            look_ahead(self._batch, step.plan.rows)
         result = self._verifier.receive()
         ledger, received_ns = self._ledger, perf_counter_ns()
         called_ns = max(

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
 from scheduler_service.draft_gate import NOTHING, DraftDecision, StepShape
+from scheduler_service.executor_types import DraftResult
 from scheduler_service.request import Sequence, StepReport
-
-
-class DraftedBlock(NamedTuple):
-    """A row's drafts, as far as its limit allows to verify them."""
-
-    draft_ids: list[int]
-    confidences: npt.NDArray[np.float32]
-    """[drafts]: as the drafter gave them."""
-    draft_probs: npt.NDArray[np.float32]
-    """[drafts]: probability with which each was sampled; NaN where the row does not sample."""
 
 
 @dataclass
@@ -37,14 +27,14 @@ class PlannedRow:
     is_masked: bool = False
     """Whether its tokens are chosen under the masks of the step."""
     max_drafts: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    """Its drafts as far as its limit allows to verify them; none until it is drafted."""
     drafts: list[int] = field(default_factory=list)
     """Drafts to verify; filled in between planning and the verifier's call."""
     is_audit: bool = False
     """Whether the whole block is verified for its own sake, whatever the confidences (see `audit`)."""
     commit_len: int = 0
     """Most of them that may be committed."""
-    block: DraftedBlock | None = None
-    """The whole block; None until it is drafted."""
     committed_ids: Seq[int] = ()
     """What was appended to the text; none before the commit, and if that failed."""
     scores: list[TokenScore] = field(default_factory=list)
@@ -80,6 +70,8 @@ class StepPlan:
     """Most drafts verified, by latency targets; None: no bound."""
     drafted: list[PlannedRow] = field(default_factory=list)
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
+    draft: DraftResult | None = None
+    """What the drafter answered for them; None until they are drafted."""
     confidences: npt.NDArray[np.float32] | None = None
     """[drafted, slots]: calibrated; None until they are drafted."""
 
@@ -90,7 +82,7 @@ class StepPlan:
             index = next(index for index, other in enumerate(self.drafted) if other is row)
             confidences = self.confidences[index, : len(row.drafts)].tolist()
         return StepReport(
-            num_drafted=0 if row.block is None else self.decision.num_slots,
+            num_drafted=self.decision.num_slots if row.block_ids else 0,
             confidences=confidences,
             num_uncut_accepted=num_accepted,
             budget=sum(len(other.drafts) for other in self.rows),

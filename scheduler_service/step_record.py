@@ -16,9 +16,9 @@ import numpy.typing as npt
 from scheduler_service.executor_types import StepResult
 from scheduler_service.policy import StepWork
 from scheduler_service.request import Sequence
-from scheduler_service.step_plan import DraftedBlock, StepPlan
+from scheduler_service.step_plan import StepPlan
 
-_NO_BLOCK = DraftedBlock([], np.empty(0, np.float32), np.empty(0, np.float32))
+_NO_NUMBERS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,31 @@ class StepRecord:
 
 def row_rounds(plan: StepPlan, result: StepResult) -> list[RowRound]:
     """What came of the rows that were committed and emitted after their first token."""
-    return [
-        RowRound(
-            row.sequence,
-            row.start + row.num_tokens - 1,
-            *(row.block or _NO_BLOCK),
-            len(row.drafts),
-            row.commit_len,
-            result.accepted_lens[index],
-            row.committed_ids,
-            result.target_probs.get(index, {}),
-            is_audit=row.is_audit,
+    index_of = {id(row): index for index, row in enumerate(plan.drafted)}
+    rounds = []
+    for index, row in enumerate(plan.rows):
+        if not row.committed_ids or row.start + row.num_tokens <= len(row.sequence.request.prompt):
+            continue
+        confidences = draft_probs = _NO_NUMBERS
+        if row.block_ids and plan.draft is not None:
+            own = index_of[id(row)], slice(len(row.block_ids))
+            confidences, draft_probs = plan.draft.confidences[own], plan.draft.draft_probs[own]
+        rounds.append(
+            RowRound(
+                row.sequence,
+                row.start + row.num_tokens - 1,
+                row.block_ids,
+                confidences,
+                draft_probs,
+                len(row.drafts),
+                row.commit_len,
+                result.accepted_lens[index],
+                row.committed_ids,
+                result.target_probs.get(index, {}),
+                is_audit=row.is_audit,
+            )
         )
-        for index, row in enumerate(plan.rows)
-        if row.committed_ids and row.start + row.num_tokens > len(row.sequence.request.prompt)
-    ]
+    return rounds
 
 
 class StepObserver(ABC):

@@ -13,12 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.policy.survival import survivals, usable_lens
+
+Numbers: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
 
 class StepWork(NamedTuple):
@@ -54,7 +56,7 @@ class DraftedBatch:
 
     confidences: npt.NDArray[np.float32]
     """[drafted rows, drafts]: probability that a draft survives given that all before it in its row did."""
-    max_drafts: Sequence[int]
+    max_drafts: Sequence[int] | npt.NDArray[np.intp]
     """Most drafts each drafted row may verify."""
     num_emitting: int
     """Rows of the step that emit at least one token, drafted or not."""
@@ -62,13 +64,13 @@ class DraftedBatch:
     """Token rows of the step before any draft: anchors and prefill chunks."""
     row_keys: Sequence[Hashable] = ()
     """Identity of each drafted row, the same in every step and never given to another; empty: rows have no history."""
-    contexts: Sequence[int] = ()
+    contexts: Numbers = ()
     """Positions of context each draft of a row reads; empty: not counted."""
     num_rows: int = 0
     """Rows of the step; 0: those that emit."""
     num_context: float = 0.0
     """Positions of context read before any draft, summed over the token rows."""
-    row_weights: Sequence[float] = ()
+    row_weights: Numbers = ()
     """What a token of each drafted row counts for in the objective, positive (priorities); empty: 1."""
     max_budget: int | None = None
     """Most drafts verified in the step (latency targets); None: no bound."""
@@ -82,12 +84,12 @@ class DraftedBatch:
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         """[drafted rows]."""
-        return np.asarray(self.row_weights, np.float64) if self.row_weights else np.ones(len(self.max_drafts))
+        return np.asarray(self.row_weights, np.float64) if len(self.row_weights) else np.ones(len(self.max_drafts))
 
     @property
     def plain_gain(self) -> float:
         """What the step is worth if no draft survives: a token of each emitting row."""
-        return self.num_emitting + sum(self.row_weights) - len(self.row_weights)
+        return self.num_emitting + float(np.sum(self.row_weights)) - len(self.row_weights)
 
     def within_budget(self, count: int) -> int:
         """Drafts to admit of `count`."""
@@ -95,7 +97,7 @@ class DraftedBatch:
 
     def contexts_of(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
         """Context read by a draft of each given row."""
-        return np.asarray(self.contexts, np.float64)[rows] if self.contexts else np.zeros(rows.size)
+        return np.asarray(self.contexts, np.float64)[rows] if len(self.contexts) else np.zeros(rows.size)
 
 
 class Windows(NamedTuple):

@@ -73,17 +73,16 @@ class OlderConfidences:
         """[drafted rows, drafts] of each row's newest block that is old enough, else the running mean."""
         num_rows, num_drafts = batch.confidences.shape
         older = np.tile(self._mean.of(num_drafts), (num_rows, 1))
-        missing = list(enumerate(batch.row_keys))
+        is_missing = np.ones(len(batch.row_keys), np.bool_)
         old_enough = list(self._steps)[: max(0, len(self._steps) - self._lag + 1)]
         for step in reversed(old_enough):
-            if not missing:
+            if not is_missing.any():
                 break
-            found = [(row, step.index_of[key]) for row, key in missing if key in step.index_of]
-            if found:
-                rows, indices = np.array(found).T
-                shared = min(num_drafts, step.confidences.shape[1])  # blocks may differ in length from step to step
-                older[rows, :shared] = step.confidences[indices, :shared]
-                missing = [(row, key) for row, key in missing if key not in step.index_of]
+            indices = np.array([step.index_of.get(key, -1) for key in batch.row_keys])
+            rows = np.flatnonzero(is_missing & (indices >= 0))
+            shared = min(num_drafts, step.confidences.shape[1])  # blocks may differ in length from step to step
+            older[rows, :shared] = step.confidences[indices[rows], :shared]
+            is_missing[rows] = False
         return older
 
 

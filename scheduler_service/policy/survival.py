@@ -27,7 +27,7 @@ class Candidates(NamedTuple):
     """[candidates] expected tokens each adds, never rising."""
 
 
-def usable_lens(confidences: npt.NDArray[np.float32], max_drafts: Sequence[int]) -> Usable:
+def usable_lens(confidences: npt.NDArray[np.float32], max_drafts: Sequence[int] | npt.NDArray[np.intp]) -> Usable:
     """Leading drafts of each row within its limit, up to the first confidence that is NaN or outside [0, 1].
 
     Never the whole row: the confidence of draft k has seen the drafts before k, so what it is must not decide about

@@ -13,7 +13,7 @@ from fakes.rig import running
 
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service import draft_planner
-from scheduler_service.audit import audited_windows, is_audited
+from scheduler_service.audit import are_audited, audit_key, audited_windows
 from scheduler_service.calibration_monitor import CalibrationError, CalibrationMonitor
 from scheduler_service.policy import DraftedBatch, StepWork, VerifyPolicy, trims_by_confidence
 from scheduler_service.policy.static import StaticPolicy
@@ -23,6 +23,10 @@ from scheduler_service.step_record import RowRound, StepRecord
 
 BLOCK, SHARE = 4, 0.2
 Logits = np.ndarray
+
+
+def is_audited(request_id: str, choice: int, round_: int, share: float) -> bool:
+    return bool(are_audited([audit_key(request_id, choice)], [round_], share)[0])
 
 
 def sigmoid(logits: Logits) -> Logits:
