@@ -93,7 +93,7 @@ class SchedulerSettings(BaseSettings):
     max_grammar_bytes: int = Field(2**16, ge=1)
     """Longest JSON schema, regular expression or grammar of a request, in bytes."""
     grammar_timeout_s: float = Field(5.0, gt=0)
-    """Seconds that compiling one may take; then the request is refused."""
+    """Seconds of computing that compiling one may take; else the request is refused."""
     trace_steps: Path | None = None
     """File that gets a JSON line for every phase of every step: step_id, phase, start_ns, end_ns (monotonic clock). The
     verifier's phases, and this process's draft_call, step_call and commit."""

@@ -171,7 +171,11 @@ class StepEngine:
         if not masked:
             return
         started = perf_counter_ns()
-        failed = masks.fill(step_id, masked)
+        try:
+            failed: dict[int, Exception] = masks.fill(step_id, masked)
+        except Exception as error:  # their trouble must not become everyone's
+            log.exception("masks cannot be had")
+            failed = dict.fromkeys(range(len(masked)), error)
         for index, row in enumerate(masked):
             row.is_masked = index not in failed
             if not row.is_masked:

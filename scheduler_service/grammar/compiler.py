@@ -127,7 +127,7 @@ class GrammarCompiler:
             answer = process.stdout.readline()
         if answer:
             return str(json.loads(answer))
-        if self._end_check() == -signal.SIGALRM:
+        if self._end_check() == -signal.SIGPROF:
             limit = f"{self._options.timeout_s:g} s of DSPARK_SCHEDULER_GRAMMAR_TIMEOUT_S"
             return f"takes longer to compile than the {limit}: make it simpler"
         return f"cannot be compiled in {_CHECK_MBYTES} MB of memory: make it simpler"

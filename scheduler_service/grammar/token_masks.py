@@ -1,8 +1,8 @@
 """The masks arena: which tokens each masked row of a step may emit, for the verifier to read.
 
-Row k of a slot's part is for the k-th token after the anchor. The masks after a draft that the form forbids, or behind
-its end, allow everything: the verifier rejects that draft, or the answer ends there, and nothing behind it counts. So
-how many drafts are verified does not depend on which tokens were drafted (design 5.7).
+Row k of a slot's part is for the k-th token after the anchor. Behind a draft that the form forbids masks allow
+everything, behind the end of an answer something: the verifier rejects that draft, or the answer ends there, and what
+follows does not count. So how many drafts are verified does not depend on which tokens were drafted (design 5.7).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TokenMasks:
         """Name of the arena."""
         return self._arena.name
 
-    def fill(self, step_id: int, rows: Sequence[PlannedRow]) -> dict[int, MatcherError]:
+    def fill(self, step_id: int, rows: Sequence[PlannedRow]) -> dict[int, Exception]:
         """Writes the masks of `rows`, which emit and have matchers; returns those that cannot be served, by index."""
         if self._executor is None:
             self._executor = LLExecutor(num_threads=min(_MAX_THREADS, os.cpu_count() or 1))
@@ -57,7 +57,7 @@ class TokenMasks:
             self._executor.unsafe_compute_mask_ptr(alone, *place)
         if with_drafts:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(with_drafts, *place)
-        failed = {}
+        failed: dict[int, Exception] = {}
         for index, row in enumerate(rows):
             assert row.sequence.matcher is not None
             try:
