@@ -31,6 +31,17 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[TurnToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What an assistant thought, for templates that show it; `reasoning` is another name for it."""
+    reasoning: str | None = None
+    function_call: None = None
+    audio: None = None
+
+    @field_validator("function_call", "audio", mode="before")
+    @classmethod
+    def _check_absent(cls, value: Any) -> None:
+        if value is not None:
+            raise ValueError("is not supported: leave it out (calls belong into tool_calls)")
 
     @field_validator("content", mode="before")
     @classmethod
@@ -52,6 +63,8 @@ class ChatMessage(BaseModel):
     def for_template(self) -> dict[str, Any]:
         """The turn as a template sees it."""
         turn = self.model_dump(include={"role", "content", "name", "tool_call_id"}, exclude_none=True)
+        if (thought := self.reasoning_content or self.reasoning) is not None:
+            turn["reasoning_content"] = thought
         included = {"id", "type", "function"}
         calls = [call.model_dump(include=included, exclude_none=True) for call in self.tool_calls or ()]
         return {**turn, "tool_calls": calls} if calls else turn

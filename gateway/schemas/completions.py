@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from gateway.schemas.controls import Integer, limits
 from gateway.schemas.generation import GenerationRequest
 
+_LOGPROBS = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"enum": [False, None]}]}
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
@@ -23,7 +24,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[list[str | list[int]], WithJsonSchema(_PROMPT)]
     """Prompts, each as text or as token ids."""
-    logprobs: Annotated[Integer | None, BeforeValidator(_none_if_false)] = Field(None, ge=0, le=20)
+    logprobs: Annotated[
+        Integer | None, Field(ge=0, le=20), BeforeValidator(_none_if_false), WithJsonSchema(_LOGPROBS)
+    ] = None
     echo: bool | None = None
     best_of: Integer | None = None
 

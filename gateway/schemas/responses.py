@@ -24,7 +24,7 @@ _ITEM = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
-        "type": {"const": "message"},
+        "type": {"enum": ["message", None]},
         "role": {"enum": ["user", "assistant", "system", "developer"]},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
     },

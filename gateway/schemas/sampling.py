@@ -55,7 +55,7 @@ class SamplingRequest(ControlFields, TextFields):
     @classmethod
     def _check_stop(cls, value: Any, info: ValidationInfo) -> tuple[str, ...]:
         allowed = limits(info)
-        stop = (value,) if isinstance(value, str) else value or ()
+        stop = (value,) if isinstance(value, str) else () if value is None else value
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) for text in stop):
             raise ValueError("must be a string, a list of strings or null")
         if len(stop) > allowed.max_stop_strings:

@@ -33,6 +33,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": True}, "n"),
     ({"stop": 7}, "stop"),
+    ({"stop": False}, "stop"),
+    ({"stop": {}}, "stop"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ["x" * 257]}, "stop"),
@@ -50,6 +52,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -209,6 +213,13 @@ def test_messages_are_tolerant_where_clients_are_sloppy() -> None:
         {"role": "tool", "content": "4", "tool_call_id": "x"},
         {"role": "user", "content": "Hi", "name": "Ann"},
     ]
+
+
+def test_what_an_assistant_thought_is_for_the_template() -> None:
+    for name in ("reasoning_content", "reasoning"):
+        turn = {"role": "assistant", "content": "4", name: "2 and 2"}
+        request = parse_request(ChatRequest, {"messages": [turn]}, SETTINGS)
+        assert request.template_messages() == [{"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}]
 
 
 def test_unknown_parameters_are_listed_and_bookkeeping_ones_are_not() -> None:
