@@ -15,7 +15,10 @@ _ROWS = MetricSpec("dspark_drafter_rows_total", "counter", "Blocks drafted in th
 _INGESTED = MetricSpec("dspark_drafter_ingested_positions_total", "counter", "Positions whose features were ingested.")
 _FAILED = MetricSpec("dspark_drafter_failed_ingests_total", "counter", "Ingests refused for a stale feature row.")
 _PHASES = MetricSpec(
-    "dspark_drafter_phase_seconds_total", "counter", "Time of a call's phases in the drafter, seconds.", ("phase",)
+    "dspark_drafter_phase_seconds_total",
+    "counter",
+    "Time of a call's phases in the drafter, seconds; total is all of it.",
+    ("phase",),
 )
 _ARENAS = MetricSpec("dspark_drafter_arena_bytes", "gauge", "Shared memory that the drafter owns, bytes.", ("arena",))
 _PAGES = MetricSpec("dspark_drafter_page_bytes", "gauge", "Memory of the draft K/V pages, bytes.")

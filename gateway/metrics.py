@@ -32,7 +32,9 @@ _PER_TOKEN = MetricSpec(
     "Mean time between the tokens of a choice, from its first to its last, seconds.",
 )
 _REQUEST = MetricSpec(
-    "vllm:e2e_request_latency_seconds", "histogram", "From arrival to the end of answers that were not cut short, s."
+    "vllm:e2e_request_latency_seconds",
+    "histogram",
+    "From arrival to the end of answers that were not cut short, seconds.",
 )
 _HTTP_REQUESTS = MetricSpec(
     "http_requests_total",

@@ -63,7 +63,9 @@ _COUNTERS = {
     "num_targeted_choices": MetricSpec(
         "dspark_targeted_choices_total", "counter", "Ended choices that had a target for the time per token."
     ),
-    "num_on_target_choices": MetricSpec("dspark_on_target_choices_total", "counter", "Those that kept their target."),
+    "num_on_target_choices": MetricSpec(
+        "dspark_on_target_choices_total", "counter", "Ended choices that kept their target."
+    ),
     "num_targeted_tokens": MetricSpec("dspark_targeted_tokens_total", "counter", "Tokens of choices with a target."),
     "num_on_target_tokens": MetricSpec(
         "dspark_on_target_tokens_total", "counter", "Tokens of choices that kept their target: goodput."
@@ -119,7 +121,7 @@ _BLOCK_ACCEPT = {
     "block_accept_high": MetricSpec(
         "dspark_block_accept_tokens_high",
         "gauge",
-        "The same, at most; falls as trimmed drafts are settled.",
+        "Accepted length of whole blocks, summed: at most. Falls as trimmed drafts are settled.",
     ),
     "num_open_blocks": MetricSpec("dspark_open_blocks", "gauge", "Blocks whose length is not known to the end."),
 }
@@ -173,7 +175,9 @@ _UNDRAFTED = MetricSpec(
     "lost (context), drafting did not pay (gate), or the answer was too short (short).",
     ("reason",),
 )
-_REFUSED = MetricSpec("dspark_refused_requests_total", "counter", "Requests not taken.", ("reason",))
+_REFUSED = MetricSpec(
+    "dspark_refused_requests_total", "counter", "Requests not taken: queue_full or draining.", ("reason",)
+)
 _QUEUE = {
     "requests": MetricSpec("dspark_queued_requests", "gauge", "Requests not admitted yet."),
     "tokens": MetricSpec("dspark_queued_tokens", "gauge", "Prompt tokens of requests not admitted yet."),
@@ -181,13 +185,19 @@ _QUEUE = {
     "max_tokens": MetricSpec("dspark_max_queued_tokens", "gauge", "Prompt tokens that may wait."),
 }
 _CHOICES = {
-    "queue_s": MetricSpec("vllm:request_queue_time_seconds", "histogram", "From submission to a slot, s."),
-    "prefill_s": MetricSpec("vllm:request_prefill_time_seconds", "histogram", "From a slot to the first token, s."),
-    "decode_s": MetricSpec("vllm:request_decode_time_seconds", "histogram", "From the first token to the end, s."),
-    "inference_s": MetricSpec("vllm:request_inference_time_seconds", "histogram", "From a slot to the end, s."),
+    "queue_s": MetricSpec("vllm:request_queue_time_seconds", "histogram", "From submission to a slot, seconds."),
+    "prefill_s": MetricSpec(
+        "vllm:request_prefill_time_seconds", "histogram", "From a slot to the first token, seconds."
+    ),
+    "decode_s": MetricSpec(
+        "vllm:request_decode_time_seconds", "histogram", "From the first token to the end, seconds."
+    ),
+    "inference_s": MetricSpec("vllm:request_inference_time_seconds", "histogram", "From a slot to the end, seconds."),
     "prompt_tokens": MetricSpec("vllm:request_prompt_tokens", "histogram", "Prompt tokens of ended choices."),
     "generation_tokens": MetricSpec("vllm:request_generation_tokens", "histogram", "Tokens of ended choices."),
-    "max_tokens": MetricSpec("vllm:request_max_num_generation_tokens", "histogram", "Most tokens they could have had."),
+    "max_tokens": MetricSpec(
+        "vllm:request_max_num_generation_tokens", "histogram", "Most tokens that ended choices could have had."
+    ),
 }
 """By field of the choice counts."""
 

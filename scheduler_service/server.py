@@ -93,6 +93,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.send_initial_metadata(())  # tells the caller that the request is queued
             while True:
                 event = await events.get()
+                if span is not None and isinstance(event, Summary):
+                    tracing.describe_end(span, request.request_id, event)
                 yield _event_to_pb(event)
                 if isinstance(event, Summary):
                     return

@@ -11,6 +11,7 @@ from opentelemetry import trace
 from service_kit import telemetry
 
 if TYPE_CHECKING:
+    from scheduler_service.request import Summary
     from scheduler_service.step_plan import PlannedRow
     from scheduler_service.transport import Metadata
 
@@ -19,6 +20,24 @@ def start_request_span(name: str, metadata: Metadata) -> trace.Span | None:
     """A span under the caller's context; None when nothing is recorded. The caller ends it."""
     span = telemetry.tracer().start_span(name, telemetry.from_metadata(metadata), kind=trace.SpanKind.SERVER)
     return span if span.is_recording() else None
+
+
+def describe_end(span: trace.Span, request_id: str, summary: Summary) -> None:
+    """Adds what came of a request to its span."""
+    choices = summary.choices
+    span.set_attributes(
+        {
+            "dspark.request_id": request_id,
+            "dspark.cached_tokens": summary.num_cached_tokens,
+            "dspark.tokens": sum(choice.num_tokens for choice in choices),
+            "dspark.steps": sum(choice.num_steps for choice in choices),
+            "dspark.drafted": sum(choice.num_drafted for choice in choices),
+            "dspark.verified": sum(choice.num_verified for choice in choices),
+            "dspark.accepted": sum(choice.num_accepted for choice in choices),
+        }
+    )
+    if summary.speculation_off_reason:
+        span.set_attribute("dspark.speculation_off_reason", summary.speculation_off_reason)
 
 
 @contextmanager

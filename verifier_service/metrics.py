@@ -15,7 +15,10 @@ _ROWS = MetricSpec("dspark_verifier_rows_total", "counter", "Rows of those steps
 _TOKEN_ROWS = MetricSpec("dspark_verifier_token_rows_total", "counter", "Token rows of those steps, drafts included.")
 _FAILED = MetricSpec("dspark_verifier_failed_rows_total", "counter", "Rows that could not be served.")
 _PHASES = MetricSpec(
-    "dspark_verifier_phase_seconds_total", "counter", "Time of a step's phases in the verifier, seconds.", ("phase",)
+    "dspark_verifier_phase_seconds_total",
+    "counter",
+    "Time of a step's phases in the verifier, seconds; total is all of it.",
+    ("phase",),
 )
 _ARENAS = MetricSpec("dspark_verifier_arena_bytes", "gauge", "Shared memory that the verifier owns, bytes.", ("arena",))
 _PAGES = MetricSpec("dspark_verifier_page_bytes", "gauge", "Memory of the target's K/V pages, bytes.")

@@ -6,6 +6,7 @@ Also what needs many starts, which a tiny pair makes cheap: traces, and the deat
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from integration.conftest import processes_of
+from metric_specs import SPECS
 from tiny_target import DRAFTER, END_OF_TURN, TARGET, clone_with_tokenizer
 
 from launcher.models import ModelPair
@@ -105,16 +107,62 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_drafts(serve: 
     assert drafted["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
-def test_one_request_is_one_trace_through_all_four_processes(serve: Serve) -> None:
+def test_one_request_is_traced_logged_and_counted_by_all_four_processes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_LOG_FORMAT", "json")
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     with serve("static", trace="console") as server:
-        headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+        headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "x-request-id": "mine"}
         body = {"prompt": "hello", "max_tokens": 8, "ignore_eos": True}
         httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+        page = httpx.get(f"{server.url}/metrics", timeout=60).text
+    logs = {name: (server.log_dir / f"{name}.log").read_text() for name in SERVICES}
+    spans = [span for log in logs.values() for span in _objects(log) if span.get("context")]
+    ours = {span["context"]["span_id"]: span for span in spans if span["context"]["trace_id"] == f"0x{trace_id}"}
+    paths = {" > ".join(_names_to(span, ours)) for span in ours.values()}
+    step = "POST /v1/completions > text_completion tiny-qwen3 > scheduler.generate > scheduler.step"
+    assert {f"{step} > drafter.draft", f"{step} > verifier.step"} <= paths
+    assert "/health" not in logs["gateway"], "probes are traced"
+    (whole,) = [span["attributes"] for span in ours.values() if span["name"] == "scheduler.generate"]
+
+    lines = {
+        name: [each for each in _objects(logs[name]) if each.get("message") == "request ended"] for name in SERVICES
+    }
+    (gateway,), (scheduler,) = lines["gateway"], lines["scheduler"]
+    assert gateway["call_id"] == "mine"
+    shared = ("request_id", "reasons", "prompt_tokens", "tokens", "drafted", "verified", "accepted")
+    assert [gateway[name] for name in shared] == [scheduler[name] for name in shared]
+
+    assert {name: whole[f"dspark.{name}"] for name in shared[3:]} == {name: gateway[name] for name in shared[3:]}
+    assert whole["dspark.request_id"] == gateway["request_id"]
+
+    names = {line.split(" ")[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    assert names == set(SPECS)
+    samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    labels = 'engine="0",model_name="tiny-qwen3"'
+    assert float(samples[f"vllm:generation_tokens_total{{{labels}}}"]) == 8
+    assert float(samples["dspark_verified_drafts_total"]) == gateway["verified"]
+    assert float(samples["dspark_verifier_steps_total"]) >= float(samples["dspark_steps_total"])  # more: costs
+    assert float(samples["dspark_drafter_rows_total"]) > 0
     for name in SERVICES:
-        log = (server.log_dir / f"{name}.log").read_text()
-        assert re.search(rf'"trace_id": "0x{trace_id}"', log), f"{name} has no span of the request"
-    assert "/health" not in (server.log_dir / "gateway.log").read_text(), "probes are traced"
+        assert samples[f'dspark_service_up{{service="{name}"}}'] == "1.0"
+
+
+def _objects(log: str) -> list[dict[str, Any]]:
+    """JSON objects of a log: those of a line and those, indented, of the console exporter."""
+    decoder, found, end = json.JSONDecoder(), [], 0
+    for start in re.finditer(r"^\{", log, re.MULTILINE):
+        if start.start() >= end:
+            value, end = decoder.raw_decode(log, start.start())
+            found.append(value)
+    return found
+
+
+def _names_to(span: dict[str, Any], spans: dict[str, dict[str, Any]]) -> list[str]:
+    """Names of the spans from the outermost of ours down to `span`."""
+    above = spans.get(span["parent_id"])
+    return [*(_names_to(above, spans) if above else []), span["name"]]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -1,4 +1,4 @@
-"""Every query of the dashboard and of the alerts asks for metrics, labels and values that the services export."""
+"""Every query of the dashboard, the alerts and docs/metrics.md asks for metrics and labels that the services export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import yaml
 from metric_specs import SPECS, labels_of, sample_names
 
-OBSERVABILITY = Path(__file__).parents[2] / "docker" / "observability"
+ROOT = Path(__file__).parents[2]
+OBSERVABILITY = ROOT / "docker" / "observability"
 DASHBOARD = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "dspark.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = yaml.safe_load((OBSERVABILITY / "prometheus" / "rules" / "dspark.yml").read_text())
@@ -30,6 +31,9 @@ def queries() -> Iterator[Any]:
             yield pytest.param(target["expr"], id=f"{panel['title']} {target['refId']}")
     for rule in ALERTS:
         yield pytest.param(rule["expr"], id=rule["alert"])
+    document = (ROOT / "docs" / "metrics.md").read_text().split("### Useful queries")[1].split("###")[0]
+    for question, query in re.findall(r"^\| ([^|`]+) \| `([^`]+)` \|$", document, re.MULTILINE):
+        yield pytest.param(query, id=question)
 
 
 QUERIES = list(queries())
