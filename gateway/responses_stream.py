@@ -12,13 +12,14 @@ import orjson
 from gateway.errors import to_http
 from gateway.generation import End, Generation
 from gateway.logprobs import ChatLogprobs
+from gateway.response_output import Event, Output
 from gateway.schemas import ResponsesRequest
 from gateway.statistics import speculation_statistics
 from gateway.tokens import ModelInfo
 
 
 class ResponsesAnswer:
-    """The answer to one request: one message with one text."""
+    """The answer to one request."""
 
     def __init__(self, request: ResponsesRequest, generation: Generation, *, model: str, info: ModelInfo) -> None:
         """`model` is the name the client asked for."""
@@ -28,10 +29,8 @@ class ResponsesAnswer:
         self._model = model
         self._created = int(time.time())
         self._id = generation.request.request_id
-        self._item_id = f"msg_{self._id}"
+        self._output = Output(self._id, has_tools=bool(request.tools) and request.tool_choice != "none")
         self._scores = ChatLogprobs(generation.tokenizer) if request.includes_logprobs else None
-        self._text = ""
-        self._logprobs: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._num_tokens = 0
         self._end: End | None = None
@@ -46,19 +45,11 @@ class ResponsesAnswer:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
-        part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         yield self._event("response.created", response=self._body())
         yield self._event("response.in_progress", response=self._body())
-        yield self._event("response.output_item.added", output_index=0, item=self._item([]))
-        yield self._event("response.content_part.added", **part, part=self._part("", []))
         async with aclosing(self._steps()) as steps:
-            async for text, logprobs in steps:
-                if text or logprobs:
-                    yield self._event("response.output_text.delta", **part, delta=text, logprobs=logprobs)
-        done = self._part(self._text, self._logprobs)
-        yield self._event("response.output_text.done", **part, text=self._text, logprobs=self._logprobs)
-        yield self._event("response.content_part.done", **part, part=done)
-        yield self._event("response.output_item.done", output_index=0, item=self._item([done]))
+            async for kind, fields in steps:
+                yield self._event(kind, **fields)
         yield self._event(f"response.{self._status}", response=self._body())
 
     def failure(self, error: Exception) -> bytes:
@@ -71,36 +62,27 @@ class ResponsesAnswer:
         """Aborts what still runs."""
         self._generation.cancel()
 
-    async def _steps(self) -> AsyncGenerator[tuple[str, list[dict[str, Any]]], None]:
-        """Text and scores of every step."""
+    async def _steps(self) -> AsyncGenerator[Event, None]:
+        """Events about the output items."""
+        for event in self._output.opening():
+            yield event
         async with aclosing(self._generation.events()) as events:
             async for item in events:
                 if isinstance(item, End):
                     self._end = item
                     continue
                 logprobs = self._scores.add(item.token_ids, item.scores)["content"] if self._scores else []
-                self._text += item.text
-                self._logprobs += logprobs
                 self._num_tokens, self._reason = item.num_tokens, item.finish_reason
-                yield item.text, logprobs
+                for event in self._output.add(item.text, logprobs, is_last=item.finish_reason is not None):
+                    yield event
+        for event in self._output.closing(self._status):
+            yield event
 
     @property
     def _status(self) -> str:
         if self._reason is None:
             return "in_progress"
         return "incomplete" if self._reason == "length" else "completed"
-
-    def _part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-    def _item(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": self._status,
-            "role": "assistant",
-            "content": content,
-        }
 
     def _body(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -119,15 +101,15 @@ class ResponsesAnswer:
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "model": self._model,
-            "output": [self._item([self._part(self._text, self._logprobs)])] if is_done else [],
-            "parallel_tool_calls": True,
+            "output": self._output.bodies(self._status) if is_done else [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": reasoning,
             "store": False,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "text": {"format": form},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "truncation": "disabled",

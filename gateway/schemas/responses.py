@@ -9,27 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchem
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.controls import Integer, limits
 from gateway.schemas.parsing import parse_request
+from gateway.schemas.response_items import (
+    INPUT_SCHEMA,
+    TOOL_CHOICE_SCHEMA,
+    TOOLS_SCHEMA,
+    chat_tool_choice,
+    chat_tools,
+    turns_of,
+)
 from gateway.schemas.sampling import SamplingRequest
 from gateway.settings import GatewaySettings
 from service_kit.errors import InvalidRequestError
 
 _LOGPROBS = "message.output_text.logprobs"
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"enum": _TEXT_PARTS}, "text": {"type": "string"}},
-}
-_ITEM = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "type": {"enum": ["message", None]},
-        "role": {"enum": ["user", "assistant", "system", "developer"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
-    },
-}
-_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]}
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -67,7 +59,7 @@ class Reasoning(BaseModel):
 class ResponsesRequest(SamplingRequest):
     """Validate with the GatewaySettings as context."""
 
-    input: Annotated[list[dict[str, Any]], WithJsonSchema(_INPUT)]
+    input: Annotated[list[dict[str, Any]], WithJsonSchema(INPUT_SCHEMA)]
     """Turns as a chat has them; a string is one turn of the user."""
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1, le=2**53)
@@ -79,6 +71,9 @@ class ResponsesRequest(SamplingRequest):
     truncation: Literal["disabled"] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = None
+    parallel_tool_calls: bool | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
@@ -112,7 +107,21 @@ class ResponsesRequest(SamplingRequest):
         limit = limits(info).max_messages
         if len(value) > limit:
             raise ValueError(f"holds {len(value)} items, at most {limit} are allowed")
-        return [_turn(index, item) for index, item in enumerate(value)]
+        return turns_of(value)
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, value: list[dict[str, Any]] | None, info: ValidationInfo) -> list[dict[str, Any]] | None:
+        if value and _LOGPROBS in (info.data.get("include") or ()):
+            raise ValueError(f"has no {_LOGPROBS!r} beside it here: use /v1/chat/completions")
+        chat_tools(value or [])
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, value: Any) -> Any:
+        chat_tool_choice(value)
+        return value
 
     @field_validator("include")
     @classmethod
@@ -138,6 +147,9 @@ class ResponsesRequest(SamplingRequest):
             "top_logprobs": self.top_logprobs if self.includes_logprobs else None,
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "tools": None if self.tools is None else chat_tools(self.tools),
+            "tool_choice": chat_tool_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.response_format() if self.text is not None else None,
         }
         try:
@@ -153,22 +165,6 @@ def renamed(error: InvalidRequestError) -> InvalidRequestError:
             error.field = name + error.field[len(head) :]
             error.message = error.message.replace(head, name)
             break
+    if error.field.startswith("tools["):
+        error.field, error.message = (text.replace("].function", "]") for text in (error.field, error.message))
     return error
-
-
-def _turn(index: int, item: Any) -> dict[str, Any]:
-    """The turn of a chat that an item stands for. Raises ValueError."""
-    kind = item.get("type") if isinstance(item, dict) else None
-    if kind == "item_reference":
-        raise ValueError(f"item {index} refers to a stored item, and this server stores none: send the item itself")
-    if not isinstance(item, dict) or kind not in (None, "message"):
-        raise ValueError(f"item {index} must be a message; items of type {str(kind)[:40]!r} are not supported")
-    content = item.get("content")
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else {} for part in content]
-        if not all(part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str) for part in parts):
-            raise ValueError(f"item {index} must hold text parts only: this model reads text")
-        content = "".join(part["text"] for part in parts)
-    if not isinstance(content, str) or item.get("role") not in ("user", "assistant", "system", "developer"):
-        raise ValueError(f"item {index} needs a role (user, assistant, system or developer) and a content")
-    return {"role": item["role"], "content": content}
