@@ -37,7 +37,7 @@ class GatewaySettings(BaseSettings):
     allow_special_tokens: bool = False
     """Whether special tokens written out in a chat message act as such. A client could then forge turns."""
     page: bool = True
-    """Whether the chat page is served at `/`. Its files are open; what it asks of the API needs a key like any client."""
+    """Whether the chat page is served at `/`. Its files are open; what it asks of the API needs a key as always."""
     metrics_open: bool = False
     """Whether `/metrics` needs no API key."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024)

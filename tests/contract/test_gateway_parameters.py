@@ -138,6 +138,17 @@ def test_what_completions_do_not_have_is_named(gateway: GatewayHarness) -> None:
     assert gateway.post("/v1/completions", {"prompt": "a", "suffix": "", "best_of": 2, "n": 2}).status_code == 200
 
 
+def test_the_header_of_unknown_parameters_is_bounded_and_safe(gateway: GatewayHarness) -> None:
+    names = [f"p{i:03}" for i in range(50)] + ["\r\nset-cookie: x", "é" * 300, ""]
+    header = gateway.chat(**dict.fromkeys(names, 1)).headers["x-dspark-ignored-parameters"]
+    assert header.isascii()
+    assert len(header.split(",")) == 20
+    assert all(len(name) <= 64 for name in header.split(","))
+    few = gateway.chat(**{"é" * 300: 1, "a, b": 1}).headers
+    assert few["x-dspark-ignored-parameters"] == "a??b," + "?" * 64
+    assert "set-cookie" not in few
+
+
 def test_tokenize_says_what_a_request_would_send(gateway: GatewayHarness) -> None:
     body = gateway.post("/tokenize", {"messages": HI, "model": "tiny"}).json()
     assert body == {"count": len(PROMPT_IDS), "max_model_len": 200, "tokens": PROMPT_IDS, "token_strs": None}
