@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from typing import get_args
 
 import numpy as np
 
-from scheduler_service.request import FinishReason, Sequence
+from scheduler_service.request import FinishReason, OffKind, Sequence
 from service_kit.metrics import Histogram
 
 LATENCY_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -28,7 +29,7 @@ class ChoiceCounts:
         self.queue_s, self.prefill_s, self.decode_s = (Histogram(LATENCY_S) for _ in range(3))
         self.inference_s = Histogram(LATENCY_S)
         self.prompt_tokens, self.generation_tokens, self.max_tokens = (Histogram(TOKENS) for _ in range(3))
-        self.num_undrafted: dict[str, int] = {}
+        self.num_undrafted: dict[OffKind, int] = dict.fromkeys(get_args(OffKind), 0)
         """Requests for which nothing was drafted, by kind of reason."""
         self.accepted_lens = [0] * (block_size + 1)
         """Entry k counts row-steps after the first token that committed k drafts; not of ended choices alone."""
@@ -49,9 +50,9 @@ class ChoiceCounts:
             self.prefill_s.observe((sequence.first_token_ns - sequence.admitted_ns) / 1e9)
             self.decode_s.observe((ended_ns - sequence.first_token_ns) / 1e9)
 
-    def count_undrafted(self, kind: str) -> None:
+    def count_undrafted(self, kind: OffKind) -> None:
         """A request has ended for which nothing was drafted."""
-        self.num_undrafted[kind] = self.num_undrafted.get(kind, 0) + 1
+        self.num_undrafted[kind] += 1
 
 
 class WindowCounts:

@@ -266,7 +266,7 @@ def _load_metrics(load: Load) -> Iterator[Metric]:
 
 def _choice_metrics(counts: ChoiceCounts) -> Iterator[Metric]:
     yield _ENDED.by_label({(reason.name.lower(),): count for reason, count in counts.num_ended.items()})
-    yield _UNDRAFTED.by_label({(kind,): count for kind, count in counts.num_undrafted.copy().items()})
+    yield _UNDRAFTED.by_label({(kind,): count for kind, count in counts.num_undrafted.items()})
     for name, spec in _CHOICES.items():
         yield spec.distribution({(): getattr(counts, name)})
     reached = np.cumsum(counts.accepted_lens[::-1])[::-1]

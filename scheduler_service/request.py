@@ -132,10 +132,13 @@ class TokenChunk(NamedTuple):
     """Set where the request asks for it and the chunk has tokens."""
 
 
+OffKind = Literal["server", "request", "context", "gate", "short"]
+
+
 class OffReason(NamedTuple):
     """Why nothing was drafted for a request."""
 
-    kind: Literal["server", "request", "context", "gate", "short"]
+    kind: OffKind
     words: str
 
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 from integration.conftest import processes_of
 from metric_specs import SPECS
+from prometheus_client.parser import text_string_to_metric_families
 from tiny_target import DRAFTER, END_OF_TURN, TARGET, clone_with_tokenizer
 
 from launcher.models import ModelPair
@@ -147,6 +148,17 @@ def test_one_request_is_traced_logged_and_counted_by_all_four_processes(
     assert float(samples["dspark_drafter_rows_total"]) > 0
     for name in SERVICES:
         assert samples[f'dspark_service_up{{service="{name}"}}'] == "1.0"
+
+
+def test_services_in_one_process_share_a_page(serve: Serve) -> None:
+    with serve("static", in_process=True) as server:
+        _complete(server)
+        page = httpx.get(f"{server.url}/metrics", timeout=60).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert len(families) == len(SPECS)
+    for spec in SPECS.values():
+        assert families[spec.name.removesuffix("_total")].samples, spec.name
+    assert [sample.labels for sample in families["process_cpu_seconds"].samples] == [{"service": "server"}]
 
 
 def _objects(log: str) -> list[dict[str, Any]]:
