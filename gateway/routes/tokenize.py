@@ -37,7 +37,7 @@ def add_tokenize_routes(app: FastAPI, settings: GatewaySettings, generator: Text
         request = parse_request(DetokenizeRequest, await read_json(http, settings.max_body_bytes), settings)
         generator.resolve_model(request.model)
         vocab_size = generator.readiness.require_info().vocab_size
-        for token_id in request.tokens:
+        for token_id in (min(request.tokens, default=0), max(request.tokens, default=0)):
             if not 0 <= token_id < vocab_size:
                 message = f"tokens: {token_id} is outside the vocabulary of {vocab_size}"
                 raise InvalidRequestError(message, field="tokens")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.controls import limits
 
 
 class TokenizeFields(BaseModel):
@@ -47,12 +46,11 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     model: str | None = None
-    tokens: list[int] = Field()
+    tokens: list[int]
 
     @field_validator("tokens", mode="before")
     @classmethod
-    def _check_tokens(cls, value: Any, info: ValidationInfo) -> Any:
-        limit = limits(info).max_body_bytes // 2
-        if not isinstance(value, list) or len(value) > limit or not all(type(item) is int for item in value):
+    def _check_tokens(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise ValueError("must be a list of token ids")
         return value
