@@ -274,8 +274,8 @@ def _choice_metrics(counts: ChoiceCounts) -> Iterator[Metric]:
 
 
 def _window_metrics(counts: WindowCounts) -> Iterator[Metric]:
-    windows = Histogram(range(counts.by_len.size))
-    for length, count in enumerate(counts.by_len.tolist()):
+    windows = Histogram(range(len(counts.by_len)))
+    for length, count in enumerate(counts.by_len):
         windows.observe(length, count)
     yield _WINDOWS.distribution({(): windows})
     yield _BUDGETS.distribution({(): counts.budgets})

@@ -20,7 +20,7 @@ def test_windows_are_counted_by_length_and_by_step() -> None:
     counts = WindowCounts(4)
     counts.add([0, 4, 4])
     counts.add([1])
-    assert counts.by_len.tolist() == [1, 1, 0, 0, 2]
+    assert counts.by_len == [1, 1, 0, 0, 2]
     buckets, total = counts.budgets.snapshot()
     assert (dict(buckets)["1.0"], dict(buckets)["8.0"], dict(buckets)["+Inf"], total) == (1, 2, 2, 9)
 
