@@ -43,26 +43,29 @@ def are_audited(keys: Sequence[int], rounds: Sequence[int], share: float) -> npt
     return audited
 
 
-def audited_windows(policy: VerifyPolicy, batch: DraftedBatch, is_audit: Sequence[bool]) -> Windows:
-    """The policy's windows, and whole blocks for audited rows (as far as confidences can be used, design 5.8).
-
-    To the policy an audited row is one that verifies nothing beyond work that is fixed: its drafts count as token rows
-    and context of the step, and against the budget.
-    """
+def without_audited(batch: DraftedBatch, is_audit: Sequence[bool]) -> DraftedBatch:
+    """The step as the policy sees it: an audited row verifies nothing beyond work that is fixed. Its drafts count as
+    token rows and context of the step, and against the budget."""
     if not any(is_audit):
-        return policy.windows(batch)
+        return batch
     limits = np.asarray(batch.max_drafts, np.intp)
     fixed = np.where(is_audit, np.minimum(limits, batch.confidences.shape[1]), 0)
     num_fixed = int(fixed.sum())
-    others = replace(
+    return replace(
         batch,
         max_drafts=np.where(is_audit, 0, limits),
         num_tokens=batch.num_tokens + num_fixed,
         num_context=batch.num_context + (float(fixed @ np.asarray(batch.contexts)) if len(batch.contexts) else 0.0),
         max_budget=None if batch.max_budget is None else max(0, batch.max_budget - num_fixed),
     )
-    windows = policy.windows(others)
-    whole, num_invalid = usable_lens(batch.confidences, fixed)
+
+
+def audited_windows(policy: VerifyPolicy, batch: DraftedBatch, is_audit: Sequence[bool]) -> Windows:
+    """The policy's windows, and whole blocks for audited rows (as far as confidences can be used, design 5.8)."""
+    windows = policy.windows(without_audited(batch, is_audit))
+    if not any(is_audit):
+        return windows
+    whole, num_invalid = usable_lens(batch.confidences, np.where(is_audit, batch.max_drafts, 0))
     return windows._replace(
         verify_lens=np.maximum(windows.verify_lens, whole).tolist(),
         commit_lens=np.maximum(windows.commit_lens, whole).tolist(),

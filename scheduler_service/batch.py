@@ -101,9 +101,9 @@ class Batch:
 
     def reserve(self, sequence: Sequence, num_positions: int) -> bool:
         """Gives the sequence pages for positions 0 ... num_positions - 1; False, changing nothing, if they run out."""
-        missing = self.pages.pages_for(num_positions) - len(sequence.pages)
-        if missing <= 0:
+        if num_positions <= len(sequence.pages) * self.pages.page_size:
             return True
+        missing = self.pages.pages_for(num_positions) - len(sequence.pages)
         if not self.pages.can_allocate(missing):
             return False
         self._append_pages(sequence, self.pages.allocate(missing))

@@ -49,9 +49,15 @@ class BlockAcceptObserver(StepObserver):
         estimator, ledger = self._estimator, self._ledger
         has_changed = False
         for each in record.rounds:
-            if each.draft_ids or each.sequence in estimator.waiting:
-                estimator.observe(each.sequence, _block_round(each))
-                has_changed = True
+            is_waiting = each.sequence in estimator.waiting
+            if not each.draft_ids and not is_waiting:
+                continue
+            has_changed = True
+            block_len = each.sequence.request.num_until_stop(each.draft_ids)
+            if not is_waiting and each.num_accepted < min(each.commit_len, block_len):  # most often
+                estimator.observe_rejected(each.num_accepted)
+            else:
+                estimator.observe(each.sequence, _block_round(each, block_len))
         for sequence in [row for row in estimator.waiting if row.finish_reason is not None]:
             estimator.finish(sequence)
             has_changed = True
@@ -61,8 +67,8 @@ class BlockAcceptObserver(StepObserver):
             ledger.num_blocks, ledger.num_open_blocks = num_blocks, num_open
 
 
-def _block_round(each: RowRound) -> BlockRound:
-    block_len = each.sequence.request.num_until_stop(each.draft_ids)
+def _block_round(each: RowRound, block_len: int) -> BlockRound:
+    """`block_len`: drafts up to a stop token."""
     window = min(each.commit_len, block_len)
     is_sampled = each.sequence.sampling.regime is Regime.REJECTION
     return BlockRound(

@@ -124,7 +124,7 @@ def _can_draft(batch: Batch, sequence: Sequence) -> bool:
     """Whether the draft context will be complete once this step's ingests are done."""
     if sequence.is_plain_once or sequence.context_lost:
         return False
-    if batch.pages.has_draft_context(sequence.pages[: sequence.num_shared_pages]):
+    if not sequence.num_shared_pages or batch.pages.has_draft_context(sequence.pages[: sequence.num_shared_pages]):
         return True
     source = sequence.request.prompt_source
     if source is None or not source.is_running or source.context_lost:

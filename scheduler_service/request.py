@@ -296,7 +296,7 @@ class Request:
     arrived_s: float = math.nan
     """Monotonic clock at submission."""
 
-    def num_until_stop(self, token_ids: list[int]) -> int:
+    def num_until_stop(self, token_ids: Seq[int]) -> int:
         """Tokens up to the first that ends an answer, that one included; all of them if none does."""
         if self.stop_token_ids.isdisjoint(token_ids):  # nearly always
             return len(token_ids)

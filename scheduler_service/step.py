@@ -143,15 +143,14 @@ class StepEngine:
         drafter.send(call, metadata)
         self._learning.catch_up()  # before its events go out: who sees a request's end sees it counted
         self._flush()
+        if drafted and self._windows is not None:
+            self._windows.prepare(plan)
         result = drafter.receive(call)
         received_ns = perf_counter_ns()
         self._ledger.draft_call_ns += received_ns - started
         self._trace.record(step_id, [Phase("draft_call", started, received_ns)])
         self._ledger.drafter_model_ns += result.model_ns
         self._acknowledge_ingests(plan, result.ingest_failures)
-        for row in drafted:
-            if row.sequence.context_lost:
-                row.max_drafts = 0  # its rows of this reply are void
         if drafted and self._windows is not None:
             self._windows.choose(plan, result, self.window_counts)
         return received_ns - started

@@ -27,7 +27,7 @@ class PlannedRow:
     is_masked: bool = False
     """Whether its tokens are chosen under the masks of the step."""
     max_drafts: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: Seq[int] = ()
     """Its drafts as far as its limit allows to verify them; none until it is drafted."""
     drafts: list[int] = field(default_factory=list)
     """Drafts to verify; filled in between planning and the verifier's call."""
@@ -37,9 +37,9 @@ class PlannedRow:
     """Most of them that may be committed."""
     committed_ids: Seq[int] = ()
     """What was appended to the text; none before the commit, and if that failed."""
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: Seq[TokenScore] = ()
     """Of the tokens that the verifier emitted, where the request asks for them."""
-    prompt_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: Seq[TokenScore] = ()
     """Of the prompt tokens from position `start` + 1 on."""
     report: StepReport | None = None
     """Set where the request asks for it."""

@@ -29,7 +29,7 @@ class RowRound:
     """As it stands now: `finish_reason` tells whether it has ended."""
     position: int
     """Of its anchor; draft k is a token for position + 1 + k."""
-    draft_ids: list[int]
+    draft_ids: Seq[int]
     """The block as far as the row's limit allowed to verify it; empty if it was not drafted."""
     confidences: npt.NDArray[np.float32]
     """[drafts]: as the drafter gave them."""

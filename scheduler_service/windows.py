@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from scheduler_service.audit import audited_windows
+from scheduler_service.audit import audited_windows, without_audited
 from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.counts import WindowCounts
 from scheduler_service.executor_types import DraftResult
@@ -19,43 +21,50 @@ class WindowChooser:
     def __init__(self, policy: VerifyPolicy, calibration: CalibrationMonitor | None, ledger: Ledger) -> None:
         """`calibration` corrects confidences before the policy sees them."""
         self._policy, self._calibration, self._ledger = policy, calibration, ledger
+        self._batch = DraftedBatch(np.empty((0, 0), np.float32), (), 0, 0)
+        """Of the step that is drafted just now, but for its confidences."""
+        self._is_audit: list[bool] = []
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Does what the drafter's answer does not matter for; `choose` follows."""
+        drafted, rows = plan.drafted, plan.rows
+        self._is_audit = [row.is_audit for row in drafted]
+        self._batch = DraftedBatch(
+            confidences=np.zeros((len(drafted), plan.decision.num_slots), np.float32),
+            max_drafts=np.array([row.max_drafts for row in drafted], np.intp),
+            num_emitting=sum([row.emits for row in rows]),
+            num_tokens=sum([row.num_tokens for row in rows]),
+            row_keys=[row.sequence for row in drafted],
+            contexts=np.array([row.start + 1 for row in drafted], np.float64),
+            num_rows=len(rows),
+            num_context=float(sum([row.num_context for row in rows])),
+            row_weights=np.array([row.sequence.request.priority for row in drafted], np.float64),
+            max_budget=plan.max_budget,
+        )
+        self._policy.prepare(without_audited(self._batch, self._is_audit))
 
     def choose(self, plan: StepPlan, result: DraftResult, counts: WindowCounts) -> None:
         """Fills in the rows of `plan` what the drafter answered."""
-        drafted, rows = plan.drafted, plan.rows
-        confidences = result.confidences
+        drafted, confidences = plan.drafted, result.confidences
         if self._calibration is not None:
             confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
         plan.draft, plan.confidences = result, confidences
-        max_drafts = np.array([row.max_drafts for row in drafted], np.intp)
-        is_audit = [row.is_audit for row in drafted]
-        windows = audited_windows(
-            self._policy,
-            DraftedBatch(
-                confidences=confidences,
-                max_drafts=max_drafts,
-                num_emitting=sum([row.emits for row in rows]),
-                num_tokens=sum([row.num_tokens for row in rows]),
-                row_keys=[row.sequence for row in drafted],
-                contexts=np.array([row.start + 1 for row in drafted], np.float64),
-                num_rows=len(rows),
-                num_context=float(sum([row.num_context for row in rows])),
-                row_weights=np.array([row.sequence.request.priority for row in drafted], np.float64),
-                max_budget=plan.max_budget,
-            ),
-            is_audit,
-        )
+        if lost := [row for row in drafted if row.sequence.context_lost]:
+            for row in lost:
+                row.max_drafts = 0  # its rows of this reply are void
+            self.prepare(plan)
+        windows = audited_windows(self._policy, replace(self._batch, confidences=confidences), self._is_audit)
         counts.add(windows.verify_lens)
         num_slots, token_ids = plan.decision.num_slots, list(result.token_ids)
-        ends = (np.arange(len(drafted)) * num_slots + np.minimum(max_drafts, num_slots)).tolist()
-        for index, (row, end) in enumerate(zip(drafted, ends, strict=True)):
+        for index, row in enumerate(drafted):
             if row.max_drafts:
-                sequence, block = row.sequence, token_ids[index * num_slots : end]
+                first, sequence = index * num_slots, row.sequence
+                block = token_ids[first : first + min(row.max_drafts, num_slots)]
                 row.block_ids, row.drafts = block, block[: windows.verify_lens[index]]
                 row.commit_len = windows.commit_lens[index]
                 sequence.num_drafted += num_slots
                 sequence.num_drafted_steps += 1
-        ledger, num_blocks = self._ledger, int(np.count_nonzero(max_drafts))
+        ledger, num_blocks = self._ledger, sum([row.max_drafts > 0 for row in drafted])
         ledger.num_invalid_confidences += windows.num_invalid
         ledger.num_drafted_rows += num_blocks
         ledger.num_drafted += num_blocks * num_slots

@@ -11,25 +11,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.policy.base import DraftedBatch, StepCosts, VerifyPolicy
+from scheduler_service.policy.base import DraftedBatch
 from scheduler_service.policy.causal import num_until_drop
-from scheduler_service.policy.lagged import OlderConfidences, older_throughput
+from scheduler_service.policy.lagged import OlderPolicy
 from scheduler_service.policy.survival import admission_order, lens_of, throughput
 
 
-class AdaptivePolicy(VerifyPolicy):
+class AdaptivePolicy(OlderPolicy):
     """Causal or lagged, step by step."""
-
-    def __init__(self, costs: StepCosts, budget_lag: int = 1) -> None:
-        """`budget_lag` as for `LaggedPolicy`."""
-        self._costs, self._older = costs, OlderConfidences(budget_lag)
 
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.intp]:
         """Windows by the rule that older confidences favour."""
-        older = older_throughput(self._costs, self._older, batch)
-        self._older.add(batch)
+        older = self.older_throughput(batch)
         rows, gains = admission_order(survival * batch.weights[:, None])
         count = int(np.argmax(older))
         if count <= num_until_drop(older):  # an early stop finds the optimum

@@ -117,6 +117,10 @@ class Windows(NamedTuple):
 class VerifyPolicy(ABC):
     """Chooses the windows of a step's drafted rows."""
 
+    def prepare(self, batch: DraftedBatch) -> None:  # noqa: B027 - optional
+        """Does while the drafter works what its answer does not matter for: `windows` follows for the same batch, whose
+        confidences are of no meaning yet."""
+
     def windows(self, batch: DraftedBatch) -> Windows:
         """The windows of one step; called once a step in which rows were drafted, in order."""
         usable, num_invalid = usable_lens(batch.confidences, batch.max_drafts)

@@ -88,6 +88,11 @@ class BlockAcceptEstimator(Generic[Row]):
         if left := [block for block in pending if self._settle(block, round_)]:
             self._pending[key] = left
 
+    def observe_rejected(self, num_accepted: int) -> None:
+        """Takes in a round of a row with nothing to settle, which rejected a draft of its window: all is known."""
+        self._num_blocks += 1
+        self._add(1 + num_accepted)
+
     @property
     def waiting(self) -> Collection[Row]:
         """Rows with drafts still to settle."""

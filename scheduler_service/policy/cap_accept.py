@@ -20,6 +20,10 @@ class CapAcceptPolicy(VerifyPolicy):
     def __init__(self, scheduled: VerifyPolicy) -> None:
         self._scheduled = scheduled
 
+    def prepare(self, batch: DraftedBatch) -> None:
+        """See `VerifyPolicy`."""
+        self._scheduled.prepare(batch)
+
     def windows(self, batch: DraftedBatch) -> Windows:
         """Both lengths of each row."""
         return super().windows(batch)._replace(commit_lens=self._scheduled.windows(batch).verify_lens)

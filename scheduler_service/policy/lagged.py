@@ -29,29 +29,45 @@ class _Step(NamedTuple):
     confidences: npt.NDArray[np.float32]
 
 
-class LaggedPolicy(VerifyPolicy):
-    """Budget by global search over confidences at least `budget_lag` steps old."""
+class OlderPolicy(VerifyPolicy):
+    """A rule that looks at confidences at least `budget_lag` steps old."""
 
     def __init__(self, costs: StepCosts, budget_lag: int = 1) -> None:
         """`budget_lag`: at least 1; 2 when steps are chained without waiting for the host."""
         self._costs, self._older = costs, OlderConfidences(budget_lag)
+        self._prepared: npt.NDArray[np.float64] | None = None
+
+    def prepare(self, batch: DraftedBatch) -> None:
+        """See `VerifyPolicy`."""
+        self._prepared = self._look_back(batch)
+
+    def older_throughput(self, batch: DraftedBatch) -> npt.NDArray[np.float64]:
+        """Θ with the first 0, 1 … n drafts admitted, as older confidences have it: known before this step's drafts.
+
+        Ask once a step: the step's own confidences are old for the next."""
+        older, self._prepared = self._prepared, None
+        if older is None:
+            older = self._look_back(batch)
+        self._older.add(batch)
+        return older
+
+    def _look_back(self, batch: DraftedBatch) -> npt.NDArray[np.float64]:
+        confidences = self._older.of(batch)
+        survival = survivals(confidences, usable_lens(confidences, batch.max_drafts).lens)
+        rows, gains = admission_order(survival * batch.weights[:, None])
+        return throughput(gains, batch.plain_gain, self._costs.total_ns(batch.work, batch.contexts_of(rows)))
+
+
+class LaggedPolicy(OlderPolicy):
+    """Budget by global search over older confidences."""
 
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.intp]:
         """The drafts of highest survival, as many as the budget allows."""
-        budget = int(np.argmax(older_throughput(self._costs, self._older, batch)))
-        self._older.add(batch)
+        budget = int(np.argmax(self.older_throughput(batch)))
         rows, _ = admission_order(survival * batch.weights[:, None])
         return lens_of(rows[: batch.within_budget(budget)], survival.shape[0])
-
-
-def older_throughput(costs: StepCosts, older: OlderConfidences, batch: DraftedBatch) -> npt.NDArray[np.float64]:
-    """Θ with the first 0, 1 … n drafts admitted, as older confidences have it: known before this step's drafts."""
-    confidences = older.of(batch)
-    survival = survivals(confidences, usable_lens(confidences, batch.max_drafts).lens)
-    rows, gains = admission_order(survival * batch.weights[:, None])
-    return throughput(gains, batch.plain_gain, costs.total_ns(batch.work, batch.contexts_of(rows)))
 
 
 class OlderConfidences:
