@@ -253,7 +253,7 @@ class TextGenerator:
         if words := request.bad_words:
             sampling = replace(sampling, bad_words=await self.prompts.of_bad_words(words))
         speculation = request.speculation or Speculation.model_validate({})
-        form = request.requested_form()
+        form = request.requested_form(self._tokenizer.shown_tokens)
         token_request = TokenRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=prompt.token_ids,

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.tools.form import CALL_TAGS
 from service_kit.errors import ConfigurationError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -51,7 +52,10 @@ class TextTokenizer:
         """Text and id of the tokens that mark structure, such as the end of a turn."""
         self._special_names = {id: name.encode() for name, id in self.special_tokens.items()}
         self._strips = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
-        self._added_bytes = {id: b"" if token.special else token.content.encode() for id, token in added.items()}
+        self.shown_tokens = {t.content: id for id, t in added.items() if not t.special or t.content in CALL_TAGS}
+        """Text and id of the added tokens that are text: tags of calls, whatever the tokenizer says, and others."""
+        shown = set(self.shown_tokens.values())
+        self._added_bytes = {id: token.content.encode() if id in shown else b"" for id, token in added.items()}
         self._kind = _decoder_kind(json.loads(tokenizer.to_str())["decoder"])
 
     def encode(self, text: str) -> list[int]:

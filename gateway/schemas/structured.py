@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -160,8 +160,8 @@ class StructuredFields(BaseModel):
             raise ValueError("cannot be combined with response_format: give one of them")
         return value
 
-    def requested_form(self) -> RequestedForm | None:
-        """The form of the answer; None for free text."""
+    def requested_form(self, added_tokens: Mapping[str, int]) -> RequestedForm | None:
+        """The form of the answer; None for free text. `added_tokens`: see `tool_grammar`."""
         if self.response_format is not None and (schema := self.response_format.schema_of_text) is not None:
             return RequestedForm("response_format", json_form(schema))
         output = self.structured_outputs.output() if self.structured_outputs is not None else None

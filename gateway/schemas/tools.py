@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -96,7 +97,8 @@ class ToolFields(StructuredFields):
         if value and structured is not None and structured.output() is not None:
             raise ValueError("cannot be combined with structured_outputs: use response_format, or leave out the tools")
         tools = [definition.to_tool() for definition in value or ()]
-        check_size(tool_grammar(tools, is_required=False, is_parallel=True, content_schema=None).text, info)
+        grammar = tool_grammar(tools, is_required=False, is_parallel=True, content_schema=None, added_tokens={})
+        check_size(grammar.text, info)
         return value
 
     @field_validator("tool_choice", mode="before")
@@ -126,15 +128,16 @@ class ToolFields(StructuredFields):
         tools = (definition.to_tool() for definition in self.tools or ())
         return tuple(tool for tool in tools if choice.name in (None, tool.name))
 
-    def requested_form(self) -> RequestedForm | None:
+    def requested_form(self, added_tokens: Mapping[str, int]) -> RequestedForm | None:
         """See StructuredFields: calls are part of the form."""
         if not (tools := self.offered_tools):
-            return super().requested_form()
+            return super().requested_form(added_tokens)
         grammar = tool_grammar(
             tools,
             is_required=self.tool_choice is not None and self.tool_choice.must_call,
             is_parallel=self.parallel_tool_calls is not False,
             content_schema=self.response_format.schema_of_text if self.response_format is not None else None,
+            added_tokens=added_tokens,
         )
         return RequestedForm("tools", grammar)
 

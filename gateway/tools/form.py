@@ -1,7 +1,7 @@
 r"""The text form of tool calls: what the prompt explains, the grammar allows and the parser reads.
 
 A call is `<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>`, several calls stand a line feed apart. Most
-open models that know tools were trained on it; the others get it explained. Nothing in it needs a special token.
+open models that know tools were trained on it, many with tokens of their own for the tags; the others get it explained.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 CALL_OPEN = "<tool_call>"
+CALL_END = "</tool_call>"
+CALL_TAGS = (CALL_OPEN, CALL_END)
 NAME_OPEN = '\n{"name": "'
 """Between CALL_OPEN and the tool's name."""
 ARGUMENTS_OPEN = '", "arguments": '
 """Between the name and the arguments, which are a JSON object."""
-CALL_CLOSE = "}\n</tool_call>"
+ARGUMENTS_CLOSE = "}\n"
+CALL_CLOSE = ARGUMENTS_CLOSE + CALL_END
 CALL_SEPARATOR = "\n"
 RESULT_OPEN = "<tool_response>\n"
 RESULT_CLOSE = "\n</tool_response>"

@@ -66,9 +66,9 @@ def tool(name: str = "f", **function: Any) -> dict[str, Any]:
 )
 def test_forms(fields: dict[str, Any], field: str, output: StructuredOutput | None) -> None:
     expected = None if output is None else RequestedForm(field, output)
-    assert chat(**fields).requested_form() == expected
+    assert chat(**fields).requested_form({}) == expected
     if "tools" not in fields:
-        assert parse_request(CompletionRequest, {"prompt": "a", **fields}, SETTINGS).requested_form() == expected
+        assert parse_request(CompletionRequest, {"prompt": "a", **fields}, SETTINGS).requested_form({}) == expected
 
 
 DEEP: dict[str, Any] = {}
@@ -157,15 +157,15 @@ def test_tool_choices() -> None:
     assert auto.offered_tools[0].parameters == {"type": "object", "properties": {}, "additionalProperties": False}
     assert auto.offered_tools[1][1:] == ("B", {"type": "object"})
     assert none.offered_tools == ()
-    assert none.requested_form() is None
+    assert none.requested_form({}) is None
     assert [t.name for t in named.offered_tools] == ["b"]
     texts = {
-        (form.field, form.output.text) for r in (auto, required, named) if (form := r.requested_form()) is not None
+        (form.field, form.output.text) for r in (auto, required, named) if (form := r.requested_form({})) is not None
     }
     assert {field for field, _ in texts} == {"tools"}
     assert len(texts) == 3
-    alone = chat(tools=tools, parallel_tool_calls=False).requested_form()
-    beside_json = chat(tools=tools, response_format={"type": "json_object"}).requested_form()
+    alone = chat(tools=tools, parallel_tool_calls=False).requested_form({})
+    beside_json = chat(tools=tools, response_format={"type": "json_object"}).requested_form({})
     assert alone is not None
     assert beside_json is not None
     assert len(texts | {("tools", alone.output.text), ("tools", beside_json.output.text)}) == 5

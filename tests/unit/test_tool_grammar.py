@@ -8,9 +8,12 @@ from typing import Any
 
 import llguidance
 import pytest
+from gateway_harness import EOS_ID, VOCAB_SIZE, tiny_tokenizer
+from tokenizers import AddedToken
 
+from gateway.tokenizer import TextTokenizer
 from gateway.tokens import StructuredOutput
-from gateway.tools.form import Tool, call_text
+from gateway.tools.form import CALL_TAGS, Tool, call_text
 from gateway.tools.grammar import choice_grammar, json_text, tool_grammar
 from gateway.tools.parser import ArgumentsPart, CallStart, ToolCallParser
 
@@ -61,7 +64,7 @@ def allows(form: StructuredOutput, text: str) -> bool:
 
 
 def grammar(**options: Any) -> StructuredOutput:
-    defaults: dict[str, Any] = {"is_required": False, "is_parallel": True, "content_schema": None}
+    defaults = {"is_required": False, "is_parallel": True, "content_schema": None, "added_tokens": {}}
     return tool_grammar([WEATHER, ANY], **{**defaults, **options})
 
 
@@ -124,7 +127,7 @@ def test_a_random_answer_reads_as_calls_of_the_tools() -> None:
         "additionalProperties": False,
     }
     tools = [Tool("a", None, parameters), Tool("b-2", None, parameters)]
-    form = tool_grammar(tools, is_required=True, is_parallel=True, content_schema=None)
+    form = tool_grammar(tools, is_required=True, is_parallel=True, content_schema=None, added_tokens={})
     num_calls = 0
     for _ in range(30):
         state, answer = matcher(form), bytearray()
@@ -145,3 +148,42 @@ def test_a_random_answer_reads_as_calls_of_the_tools() -> None:
         assert all(set(calls) <= {"a", "b-2"} and json.loads(text)["unit"] in ("°C", 'a"b\\', "}") for text in texts)
         num_calls += len(calls)
     assert num_calls > 35
+
+
+NAMES = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<other>", "[x]", "    "]
+ROME = call_text("get_weather", '{"city": "Rome"}')
+
+
+@pytest.mark.parametrize("tokens", [NAMES, NAMES[2:], NAMES[:1], NAMES[1:2]], ids=["all", "no tags", "open", "end"])
+@pytest.mark.parametrize("is_special", [False, True], ids=["added", "special"])
+def test_tags_and_marks_that_are_tokens(tokens: list[str], is_special: bool) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(t, special=is_special and t in CALL_TAGS, normalized=False) for t in tokens])
+    text_tokenizer = TextTokenizer(tokenizer)
+    grammar_tokenizer = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS_ID])
+
+    def is_allowed(text: str, **options: Any) -> bool:
+        form = grammar(added_tokens=text_tokenizer.shown_tokens, **options)
+        state = llguidance.LLMatcher(grammar_tokenizer, llguidance.LLMatcher.grammar_from_lark(form.text))
+        token_ids = tokenizer.encode(text).ids
+        # What the target sees as tokens is text again for the parser.
+        assert b"".join(map(text_tokenizer.token_bytes, token_ids)).decode() == text
+        for token_id in [*token_ids, EOS_ID]:
+            mask = int.from_bytes(state.compute_bitmask(), "little")
+            assert not state.is_error(), state.get_error()
+            if not mask >> token_id & 1:
+                return False
+            state.consume_token(token_id)
+        return True
+
+    assert is_allowed("A text    with [x] in it")
+    assert is_allowed(f"{ROME}\n{NOTHING}")
+    assert is_allowed(f"Well. {ROME}\n{NOTHING}")
+    assert is_allowed(f"<think>Hm</think>Well.<other><other>{ROME}")
+    assert is_allowed("<think></think>")
+    assert is_allowed(f"{ROME}\n{NOTHING}", is_required=True)
+    assert is_allowed(NOTHING, content_schema={"type": "object"})
+    assert not is_allowed("<think></think><tool_call>")
+    assert not is_allowed(f"{NOTHING}<think>")
+    assert not is_allowed("<think>", is_required=True)
+    assert not is_allowed(f"{ROME}\n{NOTHING}", is_parallel=False)
