@@ -136,8 +136,7 @@ class SchedulerBench:
             self._engine.run()
 
     def _deliver(self) -> None:
-        deliveries, self._committer.outbox = self._committer.outbox, []
-        for sink, event in deliveries:
+        for sink, event in self._committer.take_events():
             sink(event)
 
     def step_ns(self) -> StepNs:

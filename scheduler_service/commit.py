@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from scheduler_service.batch import Batch
 from scheduler_service.counts import ChoiceCounts
@@ -20,8 +21,21 @@ _MAX_FAILURES = 2
 """Steps in a row that may fail for a row before its choice ends with an error; the retry is plain."""
 
 
+class _Emitted(NamedTuple):
+    """A row that has emitted, to be told of."""
+
+    row: PlannedRow
+    accepted_ids: list[int]
+    """Drafts that the verifier accepted, whether or not they are committed."""
+    num_accepted: int
+    """Those committed."""
+    is_first: bool
+    """Whether the row's first token is among its tokens."""
+    reason: FinishReason | None
+
+
 class Committer:
-    """Applies results. Events gather in `outbox` until the step loop delivers them."""
+    """Applies results: what the next step depends on at once, what clients and counters are told when there is time."""
 
     def __init__(
         self, batch: Batch, ledger: Ledger, speculation_off_reason: str, on_request_end: Callable[[Request], None]
@@ -29,23 +43,27 @@ class Committer:
         """`on_request_end` is told once for each request, when its last choice has ended."""
         self._batch, self._ledger = batch, ledger
         self._speculation_off_reason, self._on_request_end = speculation_off_reason, on_request_end
-        self.outbox: list[Delivery] = []
+        self._untold: list[_Emitted] = []
+        self._outbox: list[Delivery] = []
         self.counts = ChoiceCounts(batch.limits.block_size)
+
+    def take_events(self) -> list[Delivery]:
+        """What is to be delivered, in order. Ask while an executor has a call, or when nothing is left to do."""
+        self._tell()
+        events, self._outbox = self._outbox, []
+        return events
 
     def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
-        sequence, ledger, num_drafts = row.sequence, self._ledger, len(row.drafts)
+        sequence, num_drafts = row.sequence, len(row.drafts)
         request = sequence.request
         if num_accepted > num_drafts or len(token_ids) != (num_accepted + 1 if row.emits else 0):
             raise ValueError(f"the verifier accepted {num_accepted} of {num_drafts} drafts, {len(token_ids)} tokens")
-        if num_drafts:
-            num_uncut = request.num_until_stop(token_ids[:num_accepted])
-            ledger.num_uncut_accepted += num_uncut
-            sequence.num_uncut_accepted += num_uncut
-            if row.commit_len < num_drafts:
-                num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
+        accepted_ids = token_ids[:num_accepted]
+        if row.commit_len < num_drafts:
+            num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
         if not sequence.is_decoding:
-            ledger.num_prefill_tokens += row.num_tokens
+            self._ledger.num_prefill_tokens += row.num_tokens
         if sequence.computed == sequence.ingested:
             sequence.uningested_since = step_id
         sequence.computed += row.num_tokens + num_accepted
@@ -54,43 +72,51 @@ class Committer:
             self._batch.share_prompt(sequence)
         if row.prompt_scores:
             self._deliver_prompt_scores(row)
-        if row.emits:
-            self._emit(row, num_accepted, token_ids)
-        else:
+        if not row.emits:
             self._batch.publish(sequence)
-
-    def _emit(self, row: PlannedRow, num_accepted: int, token_ids: list[int]) -> None:
-        sequence, ledger, num_drafts = row.sequence, self._ledger, len(row.drafts)
+            return
         is_first = not sequence.num_tokens
-        kept, reason = _cut(sequence, token_ids)
-        num_kept = len(kept)
-        num_accepted = min(num_accepted, num_kept)  # what is dropped is not charged
         if is_first:
             sequence.first_token_ns = time.monotonic_ns()
-            if sequence.choice == 0:
-                ledger.num_prompt_tokens += len(sequence.request.prompt)
-        else:
-            sequence.num_steps += 1
-            sequence.num_verified += num_drafts
-            sequence.num_accepted += num_accepted
-            sequence.accepted_histogram[num_accepted] += 1
-            self.counts.accepted_lens[num_accepted] += 1
-            ledger.num_verify_rows += 1
-            ledger.num_verified += num_drafts
-            ledger.num_accepted += num_accepted
-        if sequence.matcher is not None and reason is None:
+        kept, reason = _cut(sequence, token_ids)
+        if sequence.matcher is not None:
             sequence.matcher.advance(kept)
         sequence.tokens += kept
-        self._batch.publish(sequence)
-        ledger.num_committed += num_kept
-        scores = row.scores[:num_kept]
-        chunk = TokenChunk(sequence.choice, kept, num_accepted, num_drafts, reason, scores, report=row.report)
-        self.outbox.append((sequence.request.sink, chunk))
+        row.committed_ids = kept
+        # What is dropped is not charged.
+        self._untold.append(_Emitted(row, accepted_ids, min(num_accepted, len(kept)), is_first, reason))
         if reason is None:
             self._batch.trim_pages(sequence)
         else:
             self._end(sequence, reason)
-        row.committed_ids = kept
+
+    def _tell(self) -> None:
+        """Counts what has been committed, and makes the events of it."""
+        untold, self._untold = self._untold, []
+        ledger = self._ledger
+        for row, accepted_ids, num_accepted, is_first, reason in untold:
+            sequence, kept, num_drafts = row.sequence, row.committed_ids, len(row.drafts)
+            if accepted_ids:
+                num_uncut = sequence.request.num_until_stop(accepted_ids)
+                ledger.num_uncut_accepted += num_uncut
+                sequence.num_uncut_accepted += num_uncut
+            if not is_first:
+                sequence.num_steps += 1
+                sequence.num_verified += num_drafts
+                sequence.num_accepted += num_accepted
+                sequence.accepted_histogram[num_accepted] += 1
+                self.counts.accepted_lens[num_accepted] += 1
+                ledger.num_verify_rows += 1
+                ledger.num_verified += num_drafts
+                ledger.num_accepted += num_accepted
+            elif sequence.choice == 0:
+                ledger.num_prompt_tokens += len(sequence.request.prompt)
+            ledger.num_committed += len(kept)
+            if sequence.is_running:  # else its pages ran out meanwhile
+                self._batch.publish(sequence)
+            scores = row.scores[: len(kept)]
+            chunk = TokenChunk(sequence.choice, kept, num_accepted, num_drafts, reason, scores, report=row.report)
+            self._deliver(sequence, chunk)
 
     def _deliver_prompt_scores(self, row: PlannedRow) -> None:
         """A preempted request computes its prompt once more: what was delivered is not delivered again."""
@@ -113,11 +139,13 @@ class Committer:
         """Ends a choice that has no more tokens to send. Harmless if it has ended already."""
         if sequence.finish_reason is not None:
             return
+        self._tell()
         sequence.request.error = sequence.request.error or error
         self._deliver(sequence, TokenChunk(sequence.choice, [], 0, 0, reason))
         self._end(sequence, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._tell()
         sequence.finish_reason = reason
         self._count_target(sequence)
         self.counts.end(sequence)
@@ -148,7 +176,7 @@ class Committer:
         self._ledger.num_on_target_tokens += sequence.num_tokens * is_kept
 
     def _deliver(self, sequence: Sequence, event: TokenChunk | Summary) -> None:
-        self.outbox.append((sequence.request.sink, event))
+        self._outbox.append((sequence.request.sink, event))
 
 
 def _log_end(request: Request, off_reason: OffReason | None) -> None:

@@ -118,7 +118,7 @@ class TokenChunk(NamedTuple):
     """Tokens committed for one choice by one step."""
 
     choice: int
-    token_ids: list[int]
+    token_ids: Seq[int]
     num_accepted: int
     """How many of them, from the first, are accepted drafts."""
     num_verified: int

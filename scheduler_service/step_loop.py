@@ -57,8 +57,7 @@ class StepLoop:
 
     def flush(self) -> None:
         """Delivers the events gathered so far."""
-        if self._committer.outbox:
-            events, self._committer.outbox = self._committer.outbox, []
+        if events := self._committer.take_events():
             self._deliver(events)
 
     def _run(self, engine: StepEngine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +15,7 @@ from kernels.philox import derive_key
 from kernels.sampling import Regime, SlotSampling
 from scheduler_service.admission import Limits, accept_request
 from scheduler_service.batch import Batch
-from scheduler_service.draft_gate import NOTHING, Candidate, DraftDecision, OpenGate, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, OpenGate, StepShape
 from scheduler_service.request import FinishReason, GenerateSpec, SamplingOptions
 
 PROMPT = [1 + (7 * i) % 49 for i in range(18)]
@@ -62,7 +62,7 @@ def test_the_second_turn_computes_only_what_is_new(mode: str, num_tokens: int) -
 class _ShutGate(OpenGate):
     """Drafts nothing."""
 
-    def decide(self, shape: StepShape, candidates: Sequence[Candidate]) -> DraftDecision:
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         return NOTHING
 
 

@@ -91,6 +91,6 @@ def test_scores_are_cut_with_the_tokens_and_told_once() -> None:
     row = PlannedRow(sequence, 2, 1, emits=True, drafts=[7, 8, 9], scores=[score(n) for n in (3, 4, 5, 6)])
     row.commit_len = 3
     committer.commit(row, 3, [7, 8, 9, 10], 2)
-    chunks = [event for _, event in committer.outbox if isinstance(event, TokenChunk)]
+    chunks = [event for _, event in committer.take_events() if isinstance(event, TokenChunk)]
     assert [[each.rank for each in chunk.prompt_scores] for chunk in chunks] == [[1], [2], []]
     assert (chunks[-1].token_ids, [each.rank for each in chunks[-1].scores]) == ([7, 8], [3, 4])
