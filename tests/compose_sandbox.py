@@ -21,9 +21,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,17 +65,14 @@ class Container:
 
     def within_network(self, call: Callable[[], T]) -> T:
         """Result of `call` on a thread that is inside its network."""
-        results: list[T] = []
 
-        def run() -> None:
+        def run() -> T:
             with open(f"/proc/{self.process.pid}/ns/net") as namespace:
                 assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) == 0
-            results.append(call())
+            return call()
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        return results[0]
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(run).result()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
         """Signals it and returns its exit status."""

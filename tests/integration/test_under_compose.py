@@ -22,6 +22,8 @@ from service_kit.settings import CommonSettings
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 START_TIMEOUT_S = 300.0
 KEY = "a-key-of-this-test"
+URL = "http://127.0.0.1:8000"
+"""In the gateway's network."""
 
 
 def _make_models(directory: Path) -> None:
@@ -68,15 +70,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def _own(volume: Path, project: dict[str, Any]) -> None:
+    """Gives what is in a volume to the services' user."""
     uid, gid = map(int, project["services"]["verifier"]["user"].split(":"))
     for path in volume.rglob("*"):
         os.chown(path, uid, gid)
 
 
+def _is_ready() -> bool:
+    try:
+        return httpx.get(f"{URL}/health", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def _wait_healthy(stack: Sandbox) -> None:
-    """Until the health check of the gateway passes."""
+    """Until the gateway says that requests are served."""
     gateway, deadline = stack.containers["gateway"], time.monotonic() + START_TIMEOUT_S
-    while gateway.check_health(stack.project["services"]["gateway"]).returncode:
+    while not gateway.within_network(_is_ready):
         logs = {name: container.log.read_text()[-2000:] for name, container in stack.containers.items()}
         assert time.monotonic() < deadline, logs
         assert gateway.process.poll() is None, logs["gateway"]
@@ -86,9 +96,8 @@ def _wait_healthy(stack: Sandbox) -> None:
 def _chat(stack: Sandbox, key: str = KEY) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "temperature": 0}
     headers = {"authorization": f"Bearer {key}"}
-    url = "http://127.0.0.1:8000/v1/chat/completions"
     return stack.containers["gateway"].within_network(
-        lambda: httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+        lambda: httpx.post(f"{URL}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
     )
 
 
