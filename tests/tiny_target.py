@@ -19,10 +19,8 @@ _TEMPLATE = (
 )
 
 
-def clone_with_tokenizer(target: Path, directory: Path) -> None:
-    """Copies checkpoint `target` and gives it a byte-level tokenizer without merges; ids past the bytes are words."""
-    for file in target.iterdir():
-        shutil.copy(file, directory)
+def tiny_tokenizer_file(directory: Path) -> Path:
+    """Writes tokenizer.json: bytes without merges; ids past the bytes are words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"w{i}" for i in range(len(alphabet), END_OF_TURN)]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate([*alphabet, *words])}, []))
@@ -30,6 +28,15 @@ def clone_with_tokenizer(target: Path, directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
     assert tokenizer.token_to_id("<|end|>") == END_OF_TURN
-    tokenizer.save(str(directory / "tokenizer.json"))
+    file = directory / "tokenizer.json"
+    tokenizer.save(str(file))
+    return file
+
+
+def clone_with_tokenizer(target: Path, directory: Path) -> None:
+    """Copies checkpoint `target` and gives it the tiny tokenizer."""
+    for file in target.iterdir():
+        shutil.copy(file, directory)
+    tiny_tokenizer_file(directory)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": _TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))

@@ -44,9 +44,9 @@ class StructuredOutput:
             schema = json.loads(self.text)
         except (ValueError, RecursionError) as error:
             raise refusal(f"json_schema is not JSON: {error}") from error
-        if not isinstance(schema, dict | bool):
-            raise refusal("json_schema must be an object, true or false")
-        own = schema.get("x-guidance") if isinstance(schema, dict) else None
+        if not isinstance(schema, dict):
+            raise refusal("json_schema must be an object")
+        own = schema.get("x-guidance")
         has_own_rule = isinstance(own, dict) and not own.keys().isdisjoint(_WHITESPACE_RULES)
         defaults = None if has_own_rule else _WHITESPACE
         try:

@@ -1,0 +1,137 @@
+"""Answers that must have a form, through a whole engine on the golden models: they have it, and are the same with
+speculation on or off, at any load, and across preemption."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.rig import Stream
+from in_process import GOLDEN_TARGET, Executors
+from tiny_target import END_OF_TURN, clone_with_tokenizer
+from tokenizers import Tokenizer
+
+from scheduler_service.grammar.form import StructuredOutput
+from scheduler_service.request import FinishReason, GenerateSpec, SamplingOptions
+from scheduler_service.service import Scheduler
+from service_kit.errors import InvalidRequestError
+
+NUM_TOKENS = 70
+PROMPTS = [[(7 * i + 11 * j) % 512 for j in range(5 + 9 * i)] for i in range(4)]
+REGEX = "[ab]{3}(w3[0-9]{2}[,;]){9}[^w]{4,8}!"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 4}, "b": {"enum": ["w300", "w301", 12]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FORMS = (StructuredOutput("regex", REGEX), StructuredOutput("json_schema", json.dumps(SCHEMA)))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    clone_with_tokenizer(GOLDEN_TARGET, directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END_OF_TURN}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def executors(target: Path) -> Iterator[Executors]:
+    executors = Executors(target)
+    yield executors
+    executors.close()
+
+
+def run(scheduler: Scheduler, *, at_once: bool, temperature: float = 0.9, **asked: Any) -> list[Stream]:
+    """A request a prompt, with one form after the other; the last one is free."""
+    streams = []
+    grammars = [*(scheduler.compile(FORMS[index % 2]).result() for index in range(3)), None]
+    for index, (prompt, grammar) in enumerate(zip(PROMPTS, grammars, strict=True)):
+        options = SamplingOptions(temperature, seed=index, **asked)
+        stream = Stream()
+        spec = GenerateSpec(f"r{index}", prompt, options, NUM_TOKENS, ignore_eos=grammar is None, grammar=grammar)
+        scheduler.submit(spec, stream)
+        streams.append(stream)
+        if not at_once:
+            stream.wait()
+    for stream in streams:
+        assert stream.wait().error == ""
+    return streams
+
+
+def assert_form(index: int, stream: Stream, target: Path) -> None:
+    """The text is of the form of its request."""
+    *token_ids, end = stream.text()
+    assert end == END_OF_TURN
+    assert stream.wait().choices[0].finish_reason is FinishReason.STOP
+    text = Tokenizer.from_file(str(target / "tokenizer.json")).decode(token_ids, skip_special_tokens=False)
+    if index % 2 == 0:
+        assert re.fullmatch(REGEX, text, re.DOTALL), text
+    else:
+        answer = json.loads(text)
+        assert answer.keys() == {"a", "b"}
+        assert len(answer["a"]) <= 4
+        assert answer["b"] in ("w300", "w301", 12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+def test_texts_have_their_form_whatever_is_drafted(executors: Executors, target: Path, temperature: float) -> None:
+    found = []
+    for mode, at_once in (("off", True), ("static", False), ("static", True), ("compact", True)):
+        with executors.scheduler(mode, tokenizer=target, max_model_len=112) as scheduler:
+            streams = run(scheduler, at_once=at_once, temperature=temperature)
+            if mode == "static":
+                assert all(stream.wait().choices[0].num_verified for stream in streams)
+        for index, stream in enumerate(streams[:3]):
+            assert_form(index, stream, target)
+        found.append([stream.text() for stream in streams])
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_preemption_leaves_matchers_where_they_were(executors: Executors, target: Path) -> None:
+    found = []
+    few_pages = {"kv_memory": 8 * executors.page_bytes, "prefix_cache": "off"}
+    for mode, settings in (("off", {}), ("static", few_pages)):
+        with executors.scheduler(mode, tokenizer=target, max_model_len=112, **settings) as scheduler:
+            grammar, stream, options = scheduler.compile(FORMS[0]).result(), Stream(), SamplingOptions(seed=4)
+            scheduler.submit(GenerateSpec("r", PROMPTS[0], options, num_choices=4, grammar=grammar), stream)
+            found.append([stream.text(choice) for choice in range(4)])
+            assert (scheduler.load().num_preemptions > 0) is (mode == "static")
+    assert found[0] == found[1]
+    assert all(text[-1] == END_OF_TURN for text in found[0])
+
+
+def test_controls_give_way_where_they_would_leave_nothing(executors: Executors, target: Path) -> None:
+    for mode in ("off", "static"):
+        with executors.scheduler(mode, tokenizer=target, max_model_len=112) as scheduler:
+            streams = run(scheduler, at_once=True, temperature=0.0, min_tokens=45, frequency_penalty=0.4)
+        for index, stream in enumerate(streams[:3]):
+            assert_form(index, stream, target)
+
+
+def test_sampled_choices_have_the_form_and_go_their_own_ways(executors: Executors, target: Path) -> None:
+    with executors.scheduler("static", tokenizer=target, max_model_len=112) as scheduler:
+        grammar, stream = scheduler.compile(FORMS[0]).result(), Stream()
+        scheduler.submit(GenerateSpec("r", PROMPTS[1], max_tokens=NUM_TOKENS, num_choices=4, grammar=grammar), stream)
+        texts = [stream.text(choice) for choice in range(4)]
+    decode = Tokenizer.from_file(str(target / "tokenizer.json")).decode
+    for text in texts:
+        assert re.fullmatch(REGEX, decode(text[:-1], skip_special_tokens=False), re.DOTALL), text
+    assert len({tuple(text) for text in texts}) > 1
+
+
+def test_refusals(executors: Executors, target: Path) -> None:
+    with executors.scheduler("off", tokenizer=target) as scheduler:
+        grammar = scheduler.compile(FORMS[0]).result()
+        with pytest.raises(InvalidRequestError, match="ignore_eos"):
+            scheduler.submit(GenerateSpec("r", [1], grammar=grammar, ignore_eos=True), Stream())
+    with executors.scheduler("off") as scheduler:
+        assert "DSPARK_SCHEDULER_TOKENIZER" in scheduler.info.structured_output_off_reason
+        with pytest.raises(InvalidRequestError, match="DSPARK_SCHEDULER_TOKENIZER"):
+            scheduler.compile(FORMS[0])
