@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -174,7 +175,8 @@ def blamed_on(form: RequestedForm | None) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        if form is None or not error.field.startswith("structured_output"):
+        if form is None:
             raise
-        message = error.message.removeprefix(error.field).lstrip(": ")
-        raise InvalidRequestError(f"{form.field}: {message}", field=form.field) from error
+        message = re.sub(r"\bstructured_output\b", form.field, error.message)
+        field = form.field if error.field == "structured_output" else error.field
+        raise InvalidRequestError(message, field=field) from error

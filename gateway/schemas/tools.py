@@ -132,10 +132,11 @@ class ToolFields(StructuredFields):
         """See StructuredFields: calls are part of the form."""
         if not (tools := self.offered_tools):
             return super().requested_form(added_tokens)
+        choice = self.tool_choice or ToolChoice(must_call=False)
         grammar = tool_grammar(
             tools,
-            is_required=self.tool_choice is not None and self.tool_choice.must_call,
-            is_parallel=self.parallel_tool_calls is not False,
+            is_required=choice.must_call,
+            is_parallel=self.parallel_tool_calls is not False and choice.name is None,
             content_schema=self.response_format.schema_of_text if self.response_format is not None else None,
             added_tokens=added_tokens,
         )

@@ -190,8 +190,11 @@ def test_the_scheduler_s_refusal_is_told_of_the_field_that_asked() -> None:
     with pytest.raises(InvalidRequestError) as caught, blamed_on(form):
         raise InvalidRequestError("structured_output: unclosed group", field="structured_output")
     assert (caught.value.field, caught.value.message) == ("response_format", "response_format: unclosed group")
-    with pytest.raises(InvalidRequestError, match=r"^max_tokens") as other, blamed_on(form):
-        raise InvalidRequestError("max_tokens: no", field="max_tokens")
-    assert other.value.field == "max_tokens"
+    with (
+        pytest.raises(InvalidRequestError, match=r"^ignore_eos goes not with response_format$") as other,
+        blamed_on(form),
+    ):
+        raise InvalidRequestError("ignore_eos goes not with structured_output", field="ignore_eos")
+    assert other.value.field == "ignore_eos"
     with pytest.raises(QueueFullError), blamed_on(form):
         raise QueueFullError("full")

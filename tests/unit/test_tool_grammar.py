@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from gateway.tokenizer import TextTokenizer
 from gateway.tokens import StructuredOutput
 from gateway.tools.form import CALL_TAGS, Tool, call_text
-from gateway.tools.grammar import choice_grammar, json_text, tool_grammar
+from gateway.tools.grammar import MAX_CALLS, choice_grammar, json_text, tool_grammar
 from gateway.tools.parser import ArgumentsPart, CallStart, ToolCallParser
 
 EOS = 256
@@ -97,6 +97,11 @@ def test_what_an_answer_with_tools_may_be(
     assert allows(grammar(is_required=True), text) is required
     assert allows(grammar(is_parallel=False), text) is single
     assert allows(grammar(content_schema=schema), text) is with_schema
+
+
+def test_the_number_of_calls_is_bounded() -> None:
+    assert allows(grammar(is_required=True), "\n".join([NOTHING] * MAX_CALLS))
+    assert not allows(grammar(is_required=True), "\n".join([NOTHING] * (MAX_CALLS + 1)))
 
 
 def test_choices_are_taken_literally() -> None:
