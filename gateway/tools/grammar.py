@@ -47,9 +47,11 @@ def tool_grammar(
     """Calls of `tools`, and nothing else if `is_required`; otherwise also free text, alone or before the calls.
 
     Text that holds the opening tag of a call must go on as one. With `content_schema` the free text is JSON of that
-    schema and has no calls behind it. `is_parallel` allows up to MAX_CALLS calls. `added_tokens`: ids of the added tokens
-    that answers show, by text. llguidance takes those in angle brackets for no text: they stand in grammars as tokens. So
-    tags that are tokens must be written with these, and of the others free text may hold any.
+    schema and has no calls behind it. `is_parallel` allows up to MAX_CALLS calls.
+
+    `added_tokens`: ids of the tokenizer's added tokens that answers show, by text. llguidance takes those in angle
+    brackets for no text: they stand in grammars as tokens. So tags that are tokens must be written with these, and of
+    the others free text may hold any.
     """
     opening = CALL_OPEN if CALL_OPEN in added_tokens else _literal(CALL_OPEN)
     end = CALL_END if CALL_END in added_tokens else _literal(CALL_END)
