@@ -18,6 +18,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from gateway import generation_record, web
+from gateway.genai import ServerMetrics
+from gateway.generation_record import GenerationRecord
+from gateway.metrics import GatewayMetrics
+from gateway.tokens import TokenRequest
 from service_kit.errors import QueueFullError
 
 SECRET = "my secret words"
@@ -121,6 +125,29 @@ def test_an_aborted_request_leaves_one_line(gateway: GatewayHarness, caplog: pyt
     (line,) = lines(caplog)
     assert line["reasons"] == ["abort"]
     assert "error" not in line
+
+
+def test_a_generation_that_nobody_reads_leaves_one_line(
+    gateway: GatewayHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The second prompt is too long, which is found when the first one has been admitted.
+    assert gateway.post("/v1/completions", {"prompt": ["a", "b" * 300]}).status_code == 400
+    (line,) = lines(caplog)
+    assert (line["reasons"], line["tokens"]) == (["abort"], 0)
+    (refused,) = lines(caplog, "request refused")
+    assert refused["call_id"] == line["call_id"]
+
+
+def test_an_end_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = GatewayMetrics()
+    record = GenerationRecord(TokenRequest("a", [1, 2]), "chat", "tiny", metrics, ServerMetrics(MeterProvider([])))
+    record.take(0, 1)
+    record.take(0, 3)
+    record.end(["stop"], None, None)
+    record.end([None], None, None)
+    assert [line["reasons"] for line in lines(caplog)] == [["stop"]]
+    assert metrics.request_s.snapshot()[0][-1][1] == metrics.per_token_s.snapshot()[0][-1][1] == 1
 
 
 def test_a_failed_request_leaves_one_line(gateway: GatewayHarness, caplog: pytest.LogCaptureFixture) -> None:
