@@ -48,6 +48,7 @@ class Browser:
                 "--disable-extensions",
                 "--disable-gpu",
                 "--force-color-profile=srgb",
+                "--hide-scrollbars",
                 "--no-first-run",
                 "--no-proxy-server",
                 "about:blank",
