@@ -198,6 +198,9 @@ def test_published_ports_are_those_it_listens_on(project: Any, settings_of: Any)
 
 
 def test_images_are_pinned(services: dict[str, dict[str, Any]]) -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    assert services["gateway"]["image"] == f"dspark-server:{version[1]}-cpu"
     for name, service in services.items():
         image, _, tag = service["image"].partition(":")
         assert re.search(r"\d+\.\d+\.\d+", tag), f"{name}: {image}:{tag}"
