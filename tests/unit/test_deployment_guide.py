@@ -13,7 +13,7 @@ from launcher.cli import app
 from launcher.settings import LauncherSettings
 
 GUIDE = (ROOT / "docs" / "deployment.md").read_text()
-COMMANDS = re.findall(r"((?:[A-Z_]+=\S+ )*docker compose [^`\n]+)", GUIDE)
+COMMANDS = re.findall(r"^(?:[A-Z_]+=\S+ )*docker compose .+$|(?<=`)docker compose [^`]+(?=`)", GUIDE, re.MULTILINE)
 OVERRIDES = sorted(path.name for path in ROOT.glob("compose*.yaml"))
 WITH_SERVICES = ("logs", "restart")
 WITHOUT = ("up", "config", "down", "stop", "build")
