@@ -46,7 +46,7 @@ def create_app(
         response = error_response(error, retry_after_s=settings.retry_after_s)
         log_event(
             _log,
-            "request refused",
+            "error response",
             call_id=current_request().call_id,
             handler=handler_of(request.scope),
             status=response.status_code,

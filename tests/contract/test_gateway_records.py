@@ -134,7 +134,7 @@ def test_a_generation_that_nobody_reads_leaves_one_line(
     assert gateway.post("/v1/completions", {"prompt": ["a", "b" * 300]}).status_code == 400
     (line,) = lines(caplog)
     assert (line["reasons"], line["tokens"]) == (["abort"], 0)
-    (refused,) = lines(caplog, "request refused")
+    (refused,) = lines(caplog, "error response")
     assert refused["call_id"] == line["call_id"]
 
 
@@ -162,7 +162,7 @@ def test_refusals_are_told_without_their_words(gateway: GatewayHarness, caplog: 
     gateway.scheduler.refusal = QueueFullError("full")
     gateway.chat(SECRET)
     assert lines(caplog) == []
-    told = [(line["handler"], line["status"], line["error"]) for line in lines(caplog, "request refused")]
+    told = [(line["handler"], line["status"], line["error"]) for line in lines(caplog, "error response")]
     path = "/v1/chat/completions"
     assert told == [(path, 400, "InvalidRequestError"), (path, 429, "QueueFullError")]
 
