@@ -79,7 +79,7 @@ class Committer:
         if is_first:
             sequence.first_token_ns = time.monotonic_ns()
         kept, reason = _cut(sequence, token_ids)
-        if sequence.matcher is not None:
+        if sequence.matcher is not None and reason is None:  # a matcher at its end takes no end-of-sequence token
             sequence.matcher.advance(kept)
         sequence.tokens += kept
         row.committed_ids = kept
