@@ -163,6 +163,17 @@ def bench_timeline(context: typer.Context) -> None:
 
 
 @app.command(
+    "grammar", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_grammar(context: typer.Context) -> None:
+    """Random JSON schemas on a running server: valid, and the same with speculation; options go to bench/grammar.py."""
+    with errors_in_words():
+        from bench.grammar import main
+
+        main(context.args)
+
+
+@app.command(
     "scheduler", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench_scheduler(context: typer.Context) -> None:
