@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -27,6 +28,11 @@ _CODES = {"Space": " "}
 def find_chromium() -> str | None:
     """Path of the browser; None where there is none."""
     return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def announce(config: pytest.Config, screenshots: Path) -> None:
+    """Says on the terminal where screenshots are kept: below pytest's temporary directory."""
+    config.pluginmanager.getplugin("terminalreporter").write_line(f"screenshots in {screenshots}")
 
 
 class Browser:

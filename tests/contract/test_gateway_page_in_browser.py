@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Browser, Page, find_chromium
+from chromium import Browser, Page, announce, find_chromium
 from gateway_harness import EOS_ID, GatewayHarness, encode, wait_until, write_model
 
 from service_kit.errors import QueueFullError
@@ -313,8 +313,8 @@ def test_light_dark_and_narrow(page: Page, scheme: str, width: int, keep: Callab
 
 
 @pytest.fixture(scope="module")
-def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Where screenshots are kept for whoever wants to look: pytest's temporary directory of this run."""
+def keep(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Callable[[str], Any]:
+    """Paths of screenshots, which are kept for whoever wants to look."""
     directory = tmp_path_factory.mktemp("screenshots")
-    print(f"screenshots in {directory}")
+    announce(pytestconfig, directory)
     return lambda name: directory / name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chromium import Browser, find_chromium
+from chromium import Browser, announce, find_chromium
 
 from bench.measure import Engine
 from launcher.stack import RunningServer
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.model
 QUESTION = "Name three colours of the rainbow and say something about each of them."
 
 
-def test_a_chat_on_the_embedded_model(server: RunningServer, engine: Engine, tmp_path: Path) -> None:
+def test_a_chat_on_the_embedded_model(
+    server: RunningServer, engine: Engine, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     if (binary := find_chromium()) is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 96, "temperature": 0}
@@ -51,11 +53,13 @@ def test_a_chat_on_the_embedded_model(server: RunningServer, engine: Engine, tmp
         num_tokens = whole["usage"]["completion_tokens"]
         note = page.value("document.querySelector('.note').textContent")
         assert re.match(rf"{num_tokens} tokens, {accepted} from accepted drafts, [\d.]+ tokens per second", note), note
-        words = page.value("[...document.querySelectorAll('.accepted')].map((node) => node.textContent).join('')")
+        words = page.value(
+            "[...document.querySelectorAll('#turns .accepted')].map((node) => node.textContent).join('')"
+        )
         assert bool(words) == (accepted > 0)  # none where the guard finds that drafting does not pay just now
         page.wait("/^Load: 0 of \\d+ running, 0 waiting$/.test(document.getElementById('load').textContent)")
         page.screenshot(tmp_path / "page.png")
-        print(f"screenshot: {tmp_path / 'page.png'}")
+        announce(pytestconfig, tmp_path)
 
         page.value("document.getElementById('max-tokens').value = ''; document.getElementById('prompt').focus()")
         page.type("Write a very long story.")
