@@ -54,6 +54,8 @@ class StepValue:
         step_ns = costs.step_ns(StepWork(shape.num_rows, 0, shape.num_tokens, shape.num_context), contexts)
         self._verify_ns: Floats = (step_ns - step_ns[0]) * times.drafted
         """[drafts + 1] what verifying so many drafts adds to the target's pass."""
+        self._fixed_ns: dict[int, Floats] = {}
+        """By slots: what drafting a few numbers of the candidates costs."""
 
     def best(self, survivals: Floats, sizes: Sequence[int]) -> DraftChoice:
         """The rows and slots of highest expected throughput. `survivals`: [candidates, block] of each draft.
@@ -66,7 +68,9 @@ class StepValue:
         for num_slots in sizes:
             own = survivals[:, :num_slots]
             by_worth = np.argsort(-own.sum(axis=1), kind="stable")
-            cut = self._cut(own[by_worth], counts)
+            if num_slots not in self._fixed_ns:
+                self._fixed_ns[num_slots] = self._draft_ns(counts, num_slots)
+            cut = self._cut(own[by_worth], counts, self._fixed_ns[num_slots])
             if cut.rate > best_rate:
                 gain_ns = self._saved_ns(cut.num_accepted) - cut.added_ns
                 rows = by_worth[: cut.num_rows].tolist()
@@ -75,19 +79,21 @@ class StepValue:
 
     def of_rows(self, survivals: Floats, rows: list[int], num_slots: int) -> DraftChoice:
         """What drafting just these rows would bring."""
-        cut = self._cut(survivals[rows, :num_slots], np.array([len(rows)]))
+        counts = np.array([len(rows)])
+        fixed_ns = self._draft_ns(counts, num_slots)
+        cut = self._cut(survivals[rows, :num_slots], counts, fixed_ns)
         # Where nothing would be verified, drafting is paid for all the same.
-        gain_ns = max(self._saved_ns(cut.num_accepted) - cut.added_ns, -self._draft_ns(len(rows), num_slots))
+        gain_ns = max(self._saved_ns(cut.num_accepted) - cut.added_ns, -float(fixed_ns[0]))
         return DraftChoice(gain_ns, num_slots, rows, cut.num_accepted)
 
-    def _cut(self, survivals: Floats, counts: Ints) -> _Cut:
-        """The best of the numbers of rows `counts`, the first rows of `survivals`: [rows, slots]."""
+    def _cut(self, survivals: Floats, counts: Ints, fixed_ns: Floats) -> _Cut:
+        """The best of the numbers of rows `counts`, the first rows of `survivals`: [rows, slots]; `fixed_ns` is what
+        drafting each number of them costs."""
         num_slots = survivals.shape[1]
         flat = survivals.ravel()
         order = np.argsort(-flat, kind="stable")
         is_inside = (order // num_slots) < counts[:, None]
         accepted = np.cumsum(np.where(is_inside, flat[order], 0.0), axis=1)
-        fixed_ns = np.array([self._draft_ns(count, num_slots) for count in counts.tolist()])
         added_ns = self._verify_ns[np.cumsum(is_inside, axis=1)] + fixed_ns[:, None]
         rates = (self._num_decoding + accepted) / (self.plain_ns + added_ns)
         best = int(np.argmax(rates))
@@ -101,9 +107,10 @@ class StepValue:
     def _saved_ns(self, num_accepted: float) -> float:
         return self.plain_ns / self._num_decoding * num_accepted
 
-    def _draft_ns(self, num_drafted: int, num_slots: int) -> float:
-        """What a step takes longer for drafting, whatever is verified."""
-        return self._costs.draft_ns(num_drafted, num_slots) * self._drafted_factor + self._waiting_ns
+    def _draft_ns(self, counts: Ints, num_slots: int) -> Floats:
+        """[counts] what a step takes longer for drafting so many rows, whatever is verified."""
+        draft_ns = np.array([self._costs.draft_ns(count, num_slots) for count in counts.tolist()])
+        return draft_ns * self._drafted_factor + self._waiting_ns
 
 
 def plain_ns(costs: GateCosts, shape: StepShape) -> float:

@@ -88,9 +88,9 @@ def _cap(
     decision: DraftDecision,
 ) -> tuple[DraftDecision, int | None]:
     """What is drafted under the latency targets of all decode rows, and how many drafts may be verified."""
-    requests = [row.sequence.request for row in decoding]
-    if batch.costs is None or not decision.rows or all(request.target_ns is None for request in requests):
+    if batch.costs is None or not decision.rows or all(row.sequence.request.target_ns is None for row in decoding):
         return decision, None
+    requests = [row.sequence.request for row in decoding]
     drafted = np.array(able, np.intp)[decision.rows]
     rows = TimedRows(
         np.array([request.target_ns or np.inf for request in requests]),

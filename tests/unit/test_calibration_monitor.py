@@ -190,6 +190,15 @@ def test_the_share_of_audits_and_who_decides() -> None:
     assert all(is_audited("r0", 0, round_, 1.0) for round_ in range(300))
 
 
+def test_audits_are_drawn_by_splitmix64() -> None:
+    # The generator's first numbers from seed 0.
+    for round_, number in ((1, 0xE220A8397B1DCDAF), (2, 0x6E789E6AA1B965F4), (3, 0x06C45D188009454F)):
+        share = number / 2**64
+        assert are_audited([0, 1], [round_, round_], share + 1e-12)[0]
+        assert not are_audited([0, 1], [round_, round_], share - 1e-12)[0]
+    assert audit_key("a", 0) not in (audit_key("a", 1), audit_key("b", 0))
+
+
 class Shown(StaticPolicy):
     """Remembers what it was shown."""
 

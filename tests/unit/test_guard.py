@@ -296,6 +296,26 @@ def test_a_row_with_little_room_counts_for_what_it_can_take() -> None:
     assert decisions[0].gain_ns > decisions[1].gain_ns > 0
 
 
+def test_what_was_looked_at_ahead_is_decided_for_the_rows_that_are_left() -> None:
+    engine = _engine(CHEAP, [0.9, 0.1, 0.9, 0.5])
+    engine.run(300)
+    guard, shape = engine.guard, StepShape(4, 4, 400.0, 4, 400.0)
+    candidates = _candidates([100] * 4)
+    at_once = guard.decide(shape, candidates)
+    assert {0, 2} <= set(at_once.rows)
+    guard.look_ahead(shape, candidates)
+    assert guard.decide(shape, candidates) == at_once
+    guard.account = -1.0
+    assert not guard.decide(shape, candidates).rows, "what was looked at ahead is used once"
+    guard.account = 4.0
+    guard.look_ahead(shape, candidates)
+    left = guard.decide(shape, Candidates(np.array([3, 2]), np.array([100, 104]), np.array([7, 7])))
+    assert left.rows == [{3: 0, 2: 1}[slot] for slot in at_once.rows if slot in (2, 3)]
+    assert (left.num_slots, left.gain_ns) == (at_once.num_slots, at_once.gain_ns)
+    guard.look_ahead(shape, candidates)
+    assert not guard.decide(shape, Candidates(np.array([7]), np.array([100]), np.array([7]))).rows
+
+
 def test_nothing_is_drafted_of_nothing() -> None:
     guard = Guard(CHEAP, (7,))
     assert not guard.decide(StepShape(0, 0, 0.0, 0, 0.0), _candidates([])).rows

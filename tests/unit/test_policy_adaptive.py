@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from exact_rounds import FreeCosts
 
 from scheduler_service.policy import DraftedBatch, VerifyPolicy
 from scheduler_service.policy.adaptive import AdaptivePolicy
+from scheduler_service.policy.cap_accept import CapAcceptPolicy
 from scheduler_service.policy.causal import CausalPolicy
 from scheduler_service.policy.lagged import LaggedPolicy
 
@@ -42,3 +45,24 @@ def test_where_costs_are_smooth_current_confidences_decide() -> None:
 @pytest.mark.parametrize("costs", [_JUMPS, _SMOOTH])
 def test_a_budget_caps_both(costs: FreeCosts) -> None:
     assert _lens(AdaptivePolicy(costs), _SURE, _SURE, max_budget=2) == [[2], [2]]
+
+
+def test_preparing_without_confidences_changes_nothing() -> None:
+    makers = (LaggedPolicy, AdaptivePolicy, lambda costs: CapAcceptPolicy(LaggedPolicy(costs)))
+    for seed, make in itertools.product(range(10), makers):
+        dice = np.random.default_rng(seed)
+        costs = FreeCosts(tuple(np.cumsum(dice.exponential(size=20) * dice.integers(0, 2, 20)) + 1.0))
+        plain, prepared = make(costs), make(costs)
+        for _ in range(12):
+            count, slots = int(dice.integers(1, 4)), int(dice.integers(1, 4))
+            batch = DraftedBatch(
+                dice.random((count, slots)).astype(np.float32) ** 0.3,
+                dice.integers(0, slots + 1, count),
+                count,
+                count,
+                row_keys=dice.permutation(4)[:count].tolist(),
+                row_weights=dice.choice([1.0, 3.0], count),
+            )
+            for _ in range(dice.integers(0, 3)):  # not at all, or once more after the drafter failed
+                prepared.prepare(replace(batch, confidences=np.zeros((count, slots), np.float32)))
+            assert prepared.windows(batch) == plain.windows(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -100,6 +101,29 @@ def test_drafting_resumes_with_the_whole_context(ring_rows: int, quality: float)
         if quality == 1.0:
             for each in gate.rounds:
                 assert each.num_accepted.tolist() == each.num_verified.tolist() == each.num_drafted.tolist()
+
+
+def test_the_gate_looks_ahead_while_drafted_steps_run() -> None:
+    class Watch(ScriptedGate):
+        def look_ahead(self, shape: StepShape, candidates: Candidates) -> None:
+            shown.append((shape.num_rows, candidates.context_lens.tolist(), candidates.max_drafts.tolist()))
+
+        def drafting(self, candidates: Candidates, decision: DraftDecision) -> None:
+            decided.append((len(shown), candidates.context_lens.tolist(), bool(decision.rows)))
+
+    shown: list[tuple[int, list[int], list[int]]] = []
+    decided: list[tuple[int, list[int], bool]] = []
+    with running("static", fake_pair(quality=0.0), prefix_cache="off") as rig:
+        _scripted(rig, Watch(lambda context_len: context_len % 10 < 5))
+        rig.submit([1, 2, 3], 20).wait()
+    num_drafted = sum(is_drafted for *_, is_drafted in decided)
+    assert num_drafted > 5
+    assert len(shown) == num_drafted  # plain steps are planned while one runs anyway
+    for before, after in itertools.pairwise(decided):
+        if before[2] and after[1]:  # nothing was accepted: the next step is as it was thought to be
+            num_rows, context_lens, max_drafts = shown[after[0] - 1]
+            assert (num_rows, context_lens) == (1, after[1])
+            assert 0 < max_drafts[0] <= 5
 
 
 def test_blocks_are_as_long_as_decided_and_gains_are_counted() -> None:
