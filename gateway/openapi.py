@@ -137,7 +137,7 @@ def _post(
     schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
     content: dict[str, Any] = {"application/json": {"schema": answer}}
     if is_stream:
-        content["text/event-stream"] = {"schema": _ID}
+        content["text/event-stream"] = {}  # readers apply a schema to the body or to each event, so there is none
     statuses = [status for status in _REFUSALS if is_stream or status != 504]
     return {
         "post": {
