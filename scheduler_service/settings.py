@@ -96,7 +96,7 @@ class SchedulerSettings(BaseSettings):
     """Seconds of computing that compiling one may take; else the request is refused."""
     trace_steps: Path | None = None
     """File that gets a JSON line for every phase of every step: step_id, phase, start_ns, end_ns (monotonic clock). The
-    verifier's phases, and this process's draft_call, step_call and commit."""
+    verifier's phases, and this process's draft_call, masks, step_call and commit."""
     trace_rounds: Path | None = None
     """File that gets a JSON line for every step: its sizes and times, and for each row that went on the confidences of
     its block and how many drafts were verified, accepted and committed. Numbers alone: no text, no token ids. For
