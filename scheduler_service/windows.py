@@ -24,18 +24,20 @@ class WindowChooser:
         self._batch = DraftedBatch(np.empty((0, 0), np.float32), (), 0, 0)
         """Of the step that is drafted just now, but for its confidences."""
         self._is_audit: list[bool] = []
+        self._regimes = np.empty(0, np.intp)
 
     def prepare(self, plan: StepPlan) -> None:
         """Does what the drafter's answer does not matter for; `choose` follows."""
         drafted, rows = plan.drafted, plan.rows
         self._is_audit = [row.is_audit for row in drafted]
+        self._regimes = np.array([row.sequence.sampling.regime for row in drafted], np.intp)
         self._batch = DraftedBatch(
             confidences=np.zeros((len(drafted), plan.decision.num_slots), np.float32),
             max_drafts=np.array([row.max_drafts for row in drafted], np.intp),
             num_emitting=sum([row.emits for row in rows]),
             num_tokens=sum([row.num_tokens for row in rows]),
             row_keys=[row.sequence for row in drafted],
-            contexts=np.array([row.start + 1 for row in drafted], np.float64),
+            contexts=np.array([row.start + 1 for row in drafted], np.intp),
             num_rows=len(rows),
             num_context=float(sum([row.num_context for row in rows])),
             row_weights=np.array([row.sequence.request.priority for row in drafted], np.float64),
@@ -47,7 +49,7 @@ class WindowChooser:
         """Fills in the rows of `plan` what the drafter answered."""
         drafted, confidences = plan.drafted, result.confidences
         if self._calibration is not None:
-            confidences = self._calibration.corrected(confidences, [row.sequence.sampling.regime for row in drafted])
+            confidences = self._calibration.corrected(confidences, self._regimes)
         plan.draft, plan.confidences = result, confidences
         if lost := [row for row in drafted if row.sequence.context_lost]:
             for row in lost:

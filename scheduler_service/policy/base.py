@@ -13,14 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.policy.survival import survivals, usable_lens
-
-Numbers: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
 
 class StepWork(NamedTuple):
@@ -64,13 +62,13 @@ class DraftedBatch:
     """Token rows of the step before any draft: anchors and prefill chunks."""
     row_keys: Sequence[Hashable] = ()
     """Identity of each drafted row, the same in every step and never given to another; empty: rows have no history."""
-    contexts: Numbers = ()
+    contexts: Sequence[int] | npt.NDArray[np.intp] = ()
     """Positions of context each draft of a row reads; empty: not counted."""
     num_rows: int = 0
     """Rows of the step; 0: those that emit."""
     num_context: float = 0.0
     """Positions of context read before any draft, summed over the token rows."""
-    row_weights: Numbers = ()
+    row_weights: Sequence[float] | npt.NDArray[np.float64] = ()
     """What a token of each drafted row counts for in the objective, positive (priorities); empty: 1."""
     max_budget: int | None = None
     """Most drafts verified in the step (latency targets); None: no bound."""
