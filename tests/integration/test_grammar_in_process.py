@@ -3,6 +3,7 @@ speculation on or off, at any load, and across preemption."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ from tiny_target import END_OF_TURN, clone_with_tokenizer
 from tokenizers import Tokenizer
 
 from scheduler_service.grammar.form import StructuredOutput
+from scheduler_service.grammar.matcher import MatcherError
+from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.request import FinishReason, GenerateSpec, SamplingOptions
 from scheduler_service.service import Scheduler
+from scheduler_service.step_plan import PlannedRow
 from service_kit.errors import InvalidRequestError
 
 NUM_TOKENS = 70
@@ -126,6 +130,39 @@ def test_sampled_choices_have_the_form_and_go_their_own_ways(executors: Executor
     for text in texts:
         assert re.fullmatch(REGEX, decode(text[:-1], skip_special_tokens=False), re.DOTALL), text
     assert len({tuple(text) for text in texts}) > 1
+
+
+@pytest.mark.parametrize("is_everything", [False, True], ids=["one matcher", "all masks"])
+def test_a_broken_matcher_ends_its_own_request(
+    executors: Executors, target: Path, monkeypatch: pytest.MonkeyPatch, is_everything: bool
+) -> None:
+    fill = TokenMasks.fill
+
+    def break_later(self: TokenMasks, step_id: int, rows: list[PlannedRow]) -> dict[int, Exception]:
+        victim = next((row.sequence for row in rows if row.sequence.request.request_id == "r1"), None)
+        if victim is not None and victim.num_tokens >= 3:
+            if is_everything:
+                raise ValueError("no masks today")
+            with contextlib.suppress(MatcherError):
+                victim.matcher.advance([END_OF_TURN - 1])  # a token that the form does not allow
+        return fill(self, step_id, rows)
+
+    monkeypatch.setattr(TokenMasks, "fill", break_later)
+    with executors.scheduler("static", tokenizer=target, max_model_len=112) as scheduler:
+        streams = [Stream() for _ in PROMPTS]
+        grammar = scheduler.compile(FORMS[0]).result()
+        for index, (prompt, stream) in enumerate(zip(PROMPTS, streams, strict=True)):
+            form = grammar if index < 3 else None
+            options = SamplingOptions(0.0)
+            spec = GenerateSpec(f"r{index}", prompt, options, NUM_TOKENS, ignore_eos=form is None, grammar=form)
+            scheduler.submit(spec, stream)
+        summaries = [stream.wait() for stream in streams]
+    assert summaries[1].error.startswith("structured_output: ")
+    assert summaries[1].choices[0].finish_reason is FinishReason.ERROR
+    assert len(streams[1].text()) == summaries[1].choices[0].num_tokens >= 3, "what was committed is delivered"
+    assert summaries[3].error == "", "a free answer goes on"
+    for index in (0, 2):
+        assert is_everything or summaries[index].error == ""
 
 
 def test_refusals(executors: Executors, target: Path) -> None:
