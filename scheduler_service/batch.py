@@ -160,10 +160,10 @@ class Batch:
     def acknowledge_ingest(self, sequence: Sequence) -> None:
         """The drafter has ingested every computed position of the sequence."""
         first, last = sequence.ingested // self.pages.page_size, sequence.computed // self.pages.page_size
-        for page in sequence.pages[first:last]:
-            self.pages.mark_draft_context(page)
         sequence.ingested = sequence.computed
         if first < last:
+            for page in sequence.pages[first:last]:
+                self.pages.mark_draft_context(page)
             self.prefix_cache.publish(sequence, first)
 
     def release_closed(self) -> None:
