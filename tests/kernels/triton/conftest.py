@@ -1,11 +1,11 @@
 """Runs this folder's tests in Triton's interpreter, all of them in one process of their own.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, and a process has one of both: the interpreter, or the compiler.
-So this process only collects; the first test to run starts a second pytest over what was chosen, and every test here
-has the outcome that it had there. With TRITON_INTERPRET=1 in the environment the tests run where they are.
+Triton reads TRITON_INTERPRET when a kernel is decorated: a process has the interpreter or the compiler. So this one
+only collects; the first test to run starts a second pytest over what was chosen, and every test here has the outcome
+that it had there. With TRITON_INTERPRET=1 in the environment the tests run where they are.
 
-Files are called test_triton_<operation>.py: names of test modules are unique in the whole tree. A package here would hide
-Triton itself.
+Files are called test_triton_<operation>.py: names of test modules are unique in the whole tree. A package here would
+hide Triton itself.
 """
 
 from __future__ import annotations
