@@ -1,0 +1,133 @@
+"""Whether a GPU can serve, found out before any weight is read, and what its memory will hold.
+
+Every process has a context of its own on the device, which takes memory before the first tensor does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from service_kit.errors import ConfigurationError
+
+DeviceSetting = Literal["auto", "cpu", "cuda"]
+MIN_CAPABILITY = (8, 0)
+CONTEXT_BYTES = 600 * 2**20
+"""Of a process's context, kernels, library workspaces and graphs. A guess to be replaced by a measurement."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What is known of the first GPU."""
+
+    name: str
+    capability: tuple[int, int]
+    has_bfloat16: bool
+    free_bytes: int
+    total_bytes: int
+    triton_problem: str = ""
+    """Why kernels cannot be run, in words; empty when they can."""
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        return (
+            f"{self.name}, sm_{major}{minor}, {self.free_bytes / 2**30:.1f} of {self.total_bytes / 2**30:.1f} GiB free"
+        )
+
+
+def probe_gpu() -> GpuFacts | str:
+    """Facts of the GPU, or in words why there is none. Tries a Triton kernel on it."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} has no CUDA: install a CUDA build (TORCH_INDEX_URL of scripts/setup)"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device: is a driver installed, and is a device visible to this process?"
+    from kernels.triton.check import triton_problem
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    major, minor = torch.cuda.get_device_capability()
+    return GpuFacts(
+        torch.cuda.get_device_name(),
+        (major, minor),
+        torch.cuda.is_bf16_supported(including_emulation=False),
+        free_bytes,
+        total_bytes,
+        triton_problem() if (major, minor) >= MIN_CAPABILITY else "",
+    )
+
+
+def gpu_problem(facts: GpuFacts | str, weight_bytes: int = 0) -> str:
+    """Why the GPU cannot serve a model of so many bytes, in words; empty when it can."""
+    if isinstance(facts, str):
+        return facts
+    if facts.capability < MIN_CAPABILITY:
+        return f"{facts.name} has compute capability {_dotted(facts.capability)}, {_dotted(MIN_CAPABILITY)} is needed"
+    if not facts.has_bfloat16:
+        return f"{facts.name} does not compute in bfloat16"
+    if facts.triton_problem:
+        return f"Triton does not work: {facts.triton_problem}"
+    if weight_bytes + CONTEXT_BYTES > facts.free_bytes:
+        return (
+            f"weights need {weight_bytes / 2**30:.1f} GiB and the process {CONTEXT_BYTES / 2**30:.1f} GiB, "
+            f"{facts.free_bytes / 2**30:.1f} GiB of {facts.name} are free: free "
+            f"{(weight_bytes + CONTEXT_BYTES - facts.free_bytes) / 2**30:.1f} GiB, or choose a model of at most "
+            f"{max(0, facts.free_bytes - CONTEXT_BYTES) / 2**30:.1f} GiB in bfloat16"
+        )
+    return ""
+
+
+def choose_device(
+    wanted: DeviceSetting,
+    setting: str,
+    weight_bytes: Callable[[], int],
+    probe: Callable[[], GpuFacts | str] = probe_gpu,
+) -> GpuFacts | None:
+    """The GPU to serve on; None for the CPU.
+
+    Only "auto" falls back to the CPU, with one warning that says why. Raises ConfigurationError, in words, if "cuda" is
+    asked for and cannot be.
+    """
+    if wanted == "cpu":
+        return None
+    facts = probe()
+    problem = gpu_problem(facts, 0 if isinstance(facts, str) else weight_bytes())
+    if not problem and not isinstance(facts, str):
+        return facts
+    if wanted == "auto":
+        logger.warning("serving on the CPU (%s=auto): %s", setting, problem)
+        return None
+    raise ConfigurationError(f"{setting}=cuda: {problem}; or set {setting} to cpu or auto", field="device")
+
+
+class MemoryPlan(NamedTuple):
+    """What a session takes of the device, by what it is for, in bytes."""
+
+    parts: Mapping[str, int]
+    free_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    def require(self, setting: str, setting_bytes: int) -> None:
+        """Raises ConfigurationError naming `setting`, which accounts for `setting_bytes`, and a value that fits."""
+        excess = self.needed_bytes - self.free_bytes
+        if excess <= 0:
+            return
+        fitting = int((setting_bytes - excess) * 0.98) // 2**20
+        advice = f"lower {setting} to {fitting}MiB" if fitting > 0 else "lower max_num_seqs or max_batch_tokens"
+        raise ConfigurationError(f"the device lacks {excess / 2**20:.0f} MiB: {self}: {advice}", field=setting)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in self.parts.items() if size)
+        return f"{parts} MiB; {self.free_bytes / 2**20:.0f} MiB are free"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
