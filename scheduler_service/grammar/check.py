@@ -28,6 +28,7 @@ def load_tokenizer(file: Path, vocab_size: int, eos_token_ids: list[int]) -> LLT
 
 def main() -> None:
     """Answers until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the scheduler's matter; this process ends with its input
     timeout_s, max_mbytes = float(sys.argv[1]), int(sys.argv[2])
     given = json.loads(sys.stdin.readline())
     tokenizer = load_tokenizer(Path(given["tokenizer"]), given["vocab_size"], given["eos_token_ids"])
