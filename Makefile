@@ -1,5 +1,5 @@
 # Everything a user or developer starts. `make serve` works on a fresh machine with Python 3.10+ and nothing else.
-.PHONY: setup serve test check clean
+.PHONY: setup serve test check clients clean
 
 ARGS ?=
 
@@ -14,6 +14,9 @@ test: setup ## all tests that need no GPU; ARGS="-k name" to choose
 
 check: setup ## formatting, lint, types, protos
 	@scripts/check
+
+clients: setup ## independent clients against real servers (docs/clients.md); ARGS="lm_eval guidellm" to choose
+	@PYTHONPATH=tests .venv/bin/python -m clients.run $(ARGS)
 
 clean: ## remove the environment and build products; the cache of models stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis test-artifacts

@@ -118,9 +118,10 @@ _logged_unknown: set[str] = set()
 
 
 def unknown_parameters(request: BaseModel) -> list[str]:
-    """Names of the fields nobody knows, which are ignored. Each is logged once."""
+    """Names of the fields nobody knows, which are ignored; null is as good as left out. Each is logged once."""
     extra: Mapping[str, Any] = request.model_extra or {}
-    names = sorted(name for name in extra if name not in NEUTRAL_VALUES and name not in _IGNORED)
+    asked = (name for name, value in extra.items() if value is not None)
+    names = sorted(name for name in asked if name not in NEUTRAL_VALUES and name not in _IGNORED)
     for field in ("stream_options", "text", "reasoning"):
         inner = getattr(request, field, None)
         if isinstance(inner, BaseModel):

@@ -25,6 +25,7 @@ from rich.table import Table
 from service_kit.settings import CommonSettings
 
 CLIENTS = {
+    "http": ("embedded",),
     "openai_python": ("embedded",),
     "ai_sdk": ("embedded",),
     "langchain": ("embedded",),

@@ -18,7 +18,7 @@ from launcher.supervisor import StopRequest
 from service_kit.settings import CommonSettings
 
 API_KEY = "key-of-the-clients"
-KEY_MAX_CONCURRENT = 16
+KEY_MAX_CONCURRENT = 24
 
 
 class Sizes(NamedTuple):
@@ -26,9 +26,9 @@ class Sizes(NamedTuple):
 
     verify_mode: str
     is_tiny: bool = False
-    max_num_seqs: int = 8
+    max_num_seqs: int = 16
     max_model_len: int = 2048
-    kv_memory: str = "512MiB"
+    kv_memory: str = "1GiB"
 
 
 SERVERS = {
@@ -82,8 +82,6 @@ class Servers(contextlib.ExitStack):
             api_key_file=keys,
             changes=(("DSPARK_GATEWAY_KEY_MAX_CONCURRENT", str(KEY_MAX_CONCURRENT)),),
         )
-        server = self.enter_context(
-            running_server(options, pair, common=common, settings=settings, stop=StopRequest())
-        )
+        server = self.enter_context(running_server(options, pair, common=common, settings=settings, stop=StopRequest()))
         assert server is not None
         return Served(server.url, pair.target)

@@ -223,7 +223,7 @@ def test_what_an_assistant_thought_is_for_the_template() -> None:
 
 
 def test_unknown_parameters_are_listed_and_bookkeeping_ones_are_not() -> None:
-    request = parse_request(ChatRequest, {**CHAT, "zeta": 1, "alpha": 2, "user": "me", "tools": None}, SETTINGS)
+    request = parse_request(ChatRequest, {**CHAT, "zeta": 1, "alpha": 2, "user": "me", "mu": None}, SETTINGS)
     assert unknown_parameters(request) == ["alpha", "zeta"]
     options = {"stream_options": {"colour": 1, "include_obfuscation": False}}
     assert unknown_parameters(parse_request(ChatRequest, {**CHAT, **options}, SETTINGS)) == ["stream_options.colour"]

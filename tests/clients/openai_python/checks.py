@@ -24,7 +24,10 @@ WEATHER: Any = {
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"city": {"enum": ["Berlin", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "properties": {
+                "city": {"enum": ["Berlin", "Paris"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
             "required": ["city", "days"],
             "additionalProperties": False,
         },
@@ -36,7 +39,7 @@ CLOCK: Any = {
 }
 TOOLS: Any = [WEATHER, CLOCK]
 NAMED: Any = {"type": "function", "function": {"name": "clock"}}
-KEY_MAX_CONCURRENT = 16
+KEY_MAX_CONCURRENT = 24
 """Of the server."""
 
 
@@ -125,7 +128,9 @@ def test_tools(client: openai.OpenAI, server: Server, choice: str) -> None:
                 call["id"] += delta.id or ""
                 call["name"] += delta.function.name or ""
                 call["arguments"] += delta.function.arguments or ""
-    whole = [(call.function.name, call.function.arguments) for call in message.tool_calls or () if call.type == "function"]
+    whole = [
+        (call.function.name, call.function.arguments) for call in message.tool_calls or () if call.type == "function"
+    ]
     assert [(call["name"], call["arguments"]) for call in calls.values()] == whole
     assert text == (message.content or "")
     assert all(call["id"] for call in calls.values())
