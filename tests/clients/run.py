@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from clients import node_client
 from clients.environments import FOLDER, ensure_environment
-from clients.servers import API_KEY, Servers
+from clients.servers import API_KEY, Served, Servers
 from rich.console import Console
 from rich.table import Table
 
@@ -53,45 +53,55 @@ def run_client(name: str, servers: Servers) -> list[Check]:
         return [Check("all", "skipped", reason)]
     cache_dir = CommonSettings().cache_dir
     try:
-        if is_node:
-            node_client.install(name, cache_dir)
-        else:
-            python = ensure_environment(name, cache_dir)
+        installed = node_client.install(name, cache_dir) if is_node else ensure_environment(name, cache_dir)
     except (subprocess.SubprocessError, OSError) as error:
         words = str(getattr(error, "stderr", "") or error).strip()
         return [Check("all", "skipped", f"its packages cannot be installed: {words[-200:]}")]
     served = {each: servers.get(each) for each in CLIENTS[name]}
-    first = next(iter(served.values()))
-    if is_node:
-        result = node_client.run(name, cache_dir, f"{first.url}/v1", "smollm2-135m-instruct", API_KEY)
-        print(result.stdout, result.stderr, sep="")
-        return list(_tap(result.stdout)) or [Check("all", "failed", "it did not run")]
+    try:
+        checks = _run_node(name, served) if is_node else _run_pytest(name, installed, served)
+    except subprocess.TimeoutExpired as error:
+        return [Check("all", "failed", f"not done after {error.timeout:.0f} s")]
+    return checks or [Check("all", "failed", "it did not run")]
+
+
+def _run_node(name: str, served: dict[str, Served]) -> list[Check]:
+    (server,) = served.values()
+    result = node_client.run(name, CommonSettings().cache_dir, f"{server.url}/v1", server.model, API_KEY)
+    print(result.stdout, result.stderr, sep="")
+    return list(checks_of_tap(result.stdout))
+
+
+def _run_pytest(name: str, python: Path, served: dict[str, Served]) -> list[Check]:
+    model_dir = next(iter(served.values())).model_dir
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [str(python), "-m", "pytest", "-c", str(FOLDER / "pytest.ini"), f"--junitxml={report}", "-rP"]
         command += [f"--basetemp={directory}/tmp", str(FOLDER / name / "checks.py"), "--api-key", API_KEY]
-        command += ["--model-dir", str(first.model_dir)]
+        command += ["--model-dir", str(model_dir)]
         command += [word for each, server in served.items() for word in ("--server", f"{each}={server.url}")]
         subprocess.run(command, timeout=_TIMEOUT_S, check=False)
-        return list(_junit(report)) or [Check("all", "failed", "it did not run")]
+        return list(checks_of_junit(report))
 
 
-def _junit(report: Path) -> Iterator[Check]:
-    if not report.exists():
-        return
-    for case in ElementTree.parse(report).iter("testcase"):
-        problem = next(iter(case), None)
-        kind = "passed" if problem is None or problem.tag.startswith("system") else problem.tag
-        outcome = {"passed": "passed", "skipped": "skipped"}.get(kind, "failed")
-        detail = "" if outcome == "passed" or problem is None else problem.get("message", "")
-        yield Check(case.get("name", ""), outcome, detail.splitlines()[0] if detail else "")
+def checks_of_junit(report: Path) -> Iterator[Check]:
+    """What pytest wrote; nothing if it did not."""
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        problem = next((each for each in case if each.tag in ("failure", "error", "skipped")), None)
+        if problem is None:
+            yield Check(case.get("name", ""), "passed")
+        else:
+            outcome = "skipped" if problem.tag == "skipped" else "failed"
+            yield Check(case.get("name", ""), outcome, problem.get("message", "").partition("\n")[0])
 
 
-def _tap(output: str) -> Iterator[Check]:
+def checks_of_tap(output: str) -> Iterator[Check]:
+    """What node's test runner wrote."""
     for line in output.splitlines():
         if line.startswith(("ok ", "not ok ")):
-            outcome = "passed" if line.startswith("ok ") else "failed"
-            yield Check(line.partition(" - ")[2], outcome)
+            name, _, skipped = line.partition(" - ")[2].partition(" # SKIP")
+            outcome = "skipped" if skipped else "passed" if line.startswith("ok ") else "failed"
+            yield Check(name, outcome, skipped.strip())
 
 
 def main() -> int:

@@ -43,6 +43,8 @@ class Served(NamedTuple):
     """A server that is ready."""
 
     url: str
+    model: str
+    """Its name."""
     model_dir: Path
 
 
@@ -84,4 +86,4 @@ class Servers(contextlib.ExitStack):
         )
         server = self.enter_context(running_server(options, pair, common=common, settings=settings, stop=StopRequest()))
         assert server is not None
-        return Served(server.url, pair.target)
+        return Served(server.url, pair.served_name, pair.target)
