@@ -96,8 +96,13 @@ class DraftGate(ABC):
     def drafting(self, candidates: Candidates, decision: DraftDecision) -> None:  # noqa: B027 - optional
         """`decision` is carried out."""
 
-    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:  # noqa: B027 - optional
-        """A step without drafts took `elapsed_ns`. `is_steady`: the one before it had none either."""
+    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool, is_disturbed: bool) -> float:
+        """A step without drafts took `elapsed_ns`; returns the time that drafting made of it, below 0 if it cost some.
+
+        `is_steady`: it tells what plain steps take. `is_disturbed`: it came behind a drafted step, or waited for the
+        drafter.
+        """
+        return 0.0
 
     def observe_drafted(
         self,

@@ -6,9 +6,10 @@ calls made one by one, drafted steps wait for the scheduler twice. What drafted 
 of them, corrects the lengths.
 
 *The account* bounds the loss. It is kept in plain steps: every step adds `probe_share`, every drafted step the gain
-that was measured. While it is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs
-its predicted loss on it. So all time lost to drafting is at most the first credit + `probe_share` of the steps, but for
-two steps (the second is planned before the first is learned from), however wrong the estimates are.
+that was measured, and so does a plain step that drafting disturbed: behind a drafted one it could not be chained.
+While the account is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs its
+predicted loss on it. So all time lost to drafting is at most the first credit + `probe_share` of the steps, but for two
+steps (the second is planned before the first is learned from), however wrong the estimates are.
 """
 
 from __future__ import annotations
@@ -198,18 +199,27 @@ class Guard(DraftGate):
             self._pause = min(2 * self._pause, _PAUSE_BY_ROWS * candidates.num_rows, _MAX_PROBE_PAUSE)
             self._no_probe_before = self._num_steps + self._pause
 
-    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:
+    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool, is_disturbed: bool) -> float:
         """See `DraftGate`."""
         if not shape.num_decoding:
-            return
-        self._earn(0.0)
+            return 0.0
+        gain_ns = 0.0
         self._realised.fade()
         if self._audit_left:
             self._audit_left -= 1
         else:
             self._is_drafting = False
-        if is_steady and shape.num_tokens == shape.num_decoding:
-            self._correction.add_plain(elapsed_ns, plain_ns(self._costs, shape), is_audit=self._is_drafting)
+        if shape.num_tokens == shape.num_decoding:
+            predicted_ns = plain_ns(self._costs, shape)
+            plain_step_ns = predicted_ns * self._correction.plain
+            if is_steady:
+                self._correction.add_plain(elapsed_ns, predicted_ns, is_audit=self._is_drafting)
+            if is_disturbed:
+                gain_ns = plain_step_ns - min(float(elapsed_ns), OUTLIER * plain_step_ns)
+            self._earn(gain_ns / plain_step_ns)
+        else:
+            self._earn(0.0)
+        return gain_ns
 
     def observe_drafted(
         self,

@@ -59,6 +59,8 @@ class StepLearning:
         self._batch, self._ledger, self._costs = batch, ledger, costs
         self._observers, self._chain_plain_steps = tuple(observers), chain_plain_steps
         self._kept: EndedStep | None = None
+        self._has_drafted = False
+        """Whether the step learned from last did."""
 
     def keep(self, step: EndedStep) -> None:
         """To be learned from when there is time, and before the next one ends."""
@@ -77,14 +79,20 @@ class StepLearning:
         decoding = [row for row in plan.rows if row.emits and row.num_tokens == 1]
         num_prefill = sum(row.num_tokens for row in plan.rows) - len(decoding)
         shape = step_shape(decoding, num_prefill)
-        is_steady = not plan.ingests and (step.is_chained or not self._chain_plain_steps)
+        # A step with masks is never chained: what it takes is what plain steps take just now.
+        can_chain = self._chain_plain_steps and not any(row.is_masked for row in plan.rows)
+        is_steady = not plan.ingests and (step.is_chained or not can_chain)
         ingests_little = plan.num_ingested <= len(plan.rows) * (self._batch.limits.block_size + 1)
         if not num_prefill:
             self._count_decode(rounds, time)
         if plan.drafted:
             self._tell_gate(plan, shape, rounds, time.whole_ns, is_steady=ingests_little)
         else:
-            self._batch.draft_gate.observe_plain(shape, time.whole_ns, is_steady=is_steady)
+            gain_ns = self._batch.draft_gate.observe_plain(
+                shape, time.whole_ns, is_steady=is_steady, is_disturbed=self._has_drafted or bool(plan.ingests)
+            )
+            self._ledger.measured_gain_ns += round(gain_ns)
+        self._has_drafted = bool(plan.drafted)
         num_verified = sum(len(row.drafts) for row in plan.rows)
         read = shape.num_context + sum(len(row.drafts) * (row.start + 1) for row in plan.rows)
         work = StepWork(

@@ -152,7 +152,7 @@ class SimulatedEngine:
         gate, _, costs = self._scheduling
         elapsed_ns = round(step_ns + draft_ns)
         if drafted is None:
-            gate.observe_plain(shape, elapsed_ns, is_steady=self._was_plain)
+            gate.observe_plain(shape, elapsed_ns, is_steady=self._was_plain, is_disturbed=not self._was_plain)
         else:
             gate.observe_drafted(shape, drafted.decision, drafted.rounds, elapsed_ns, is_steady=True)
         if costs is not None and (drafted is not None or self._was_plain):

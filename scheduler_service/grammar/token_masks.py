@@ -7,7 +7,6 @@ follows does not count. So how many drafts are verified does not depend on which
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from scheduler_service.grammar.matcher import MatcherError
 from scheduler_service.step_plan import PlannedRow
+from service_kit.cpu import available_cores
 from service_kit.handoff import Arena, ArenaSpec
 
 _MAX_THREADS = 4
@@ -39,7 +39,7 @@ class TokenMasks:
     def fill(self, step_id: int, rows: Sequence[PlannedRow]) -> dict[int, Exception]:
         """Writes the masks of `rows`, which emit and have matchers; returns those that cannot be served, by index."""
         if self._executor is None:
-            self._executor = LLExecutor(num_threads=min(_MAX_THREADS, os.cpu_count() or 1))
+            self._executor = LLExecutor(num_threads=min(_MAX_THREADS, available_cores()))
         _, rows_per_slot, num_words = self._arena.spec.shape
         alone: list[tuple[LLMatcher, int]] = []
         with_drafts: list[tuple[LLMatcher, int, list[int]]] = []

@@ -16,6 +16,7 @@ from in_process import GOLDEN_TARGET, Executors
 from tiny_target import END_OF_TURN, clone_with_tokenizer
 from tokenizers import Tokenizer
 
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, OpenGate, StepShape
 from scheduler_service.grammar.form import StructuredOutput
 from scheduler_service.grammar.matcher import MatcherError
 from scheduler_service.grammar.token_masks import TokenMasks
@@ -163,6 +164,31 @@ def test_a_broken_matcher_ends_its_own_request(
     assert summaries[3].error == "", "a free answer goes on"
     for index in (0, 2):
         assert is_everything or summaries[index].error == ""
+
+
+class NeverDrafts(OpenGate):
+    """Counts plain steps, and those that tell what plain steps take."""
+
+    num_plain = num_steady = 0
+
+    def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
+        return NOTHING
+
+    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool, is_disturbed: bool) -> float:
+        self.num_plain += 1
+        self.num_steady += is_steady
+        return 0.0
+
+
+def test_plain_steps_with_masks_tell_what_plain_steps_take(executors: Executors, target: Path) -> None:
+    with executors.scheduler("static", tokenizer=target, max_model_len=112) as scheduler:
+        gate = scheduler._batch.draft_gate = NeverDrafts(7)
+        stream = Stream()
+        grammar = scheduler.compile(FORMS[0]).result()
+        scheduler.submit(GenerateSpec("r", PROMPTS[0], SamplingOptions(0.0), NUM_TOKENS, grammar=grammar), stream)
+        stream.wait()
+    assert gate.num_plain > 20
+    assert gate.num_steady >= gate.num_plain - 2
 
 
 def test_refusals(executors: Executors, target: Path) -> None:

@@ -54,6 +54,11 @@ class Engine:
     noise: float = 0.05
     window: int = BLOCK
     dice: random.Random = field(default_factory=lambda: random.Random(3))
+    disturbance: float = 0.0
+    """What a plain step behind a drafted one takes longer, in plain steps."""
+    has_drafted: bool = False
+    gain_ns: float = 0.0
+    """As the guard sees it."""
     time_ns: float = 0.0
     plain_time_ns: float = 0.0
     """What the same tokens would have taken plainly."""
@@ -86,8 +91,11 @@ class Engine:
         self.num_slots.append(decision.num_slots)
         self.num_drafted_rows.append(len(decision.rows))
         if not decision.rows:
-            elapsed = plain_ns * self._luck()
-            self.guard.observe_plain(shape, round(elapsed), is_steady=True)
+            disturbed_ns = self.disturbance * plain_ns if self.has_drafted else 0.0
+            elapsed = (plain_ns + disturbed_ns) * self._luck()
+            self.gain_ns += self.guard.observe_plain(
+                shape, round(elapsed), is_steady=not self.has_drafted, is_disturbed=self.has_drafted
+            )
         else:
             self.guard.drafting(candidates, decision)
             verified = min(decision.num_slots, self.window)
@@ -100,7 +108,8 @@ class Engine:
             elapsed = self.real.plain_ns(count, count + verified * len(decision.rows), 0)
             elapsed += self.real.draft_ns(len(decision.rows), decision.num_slots)
             elapsed *= self._luck()
-            self.guard.observe_drafted(shape, decision, rounds, round(elapsed), is_steady=True)
+            self.gain_ns += self.guard.observe_drafted(shape, decision, rounds, round(elapsed), is_steady=True)
+        self.has_drafted = bool(decision.rows)
         self.time_ns += elapsed
         for row, more in zip(self.rows, accepted, strict=True):
             row.context_len += 1 + more
@@ -129,6 +138,11 @@ def _rounds(slots: list[int], num_drafted: int, num_verified: int, num_accepted:
 
 def _engine(costs: Costs, acceptances: list[float], sizes: tuple[int, ...] = (3, 5, 7), **options: object) -> Engine:
     return Engine(Guard(costs, sizes), costs, acceptances, **options)  # type: ignore[arg-type]
+
+
+def _observe_plain(guard: Guard) -> None:
+    shape = StepShape(1, 1, 50.0, 1, 50.0)
+    guard.observe_plain(shape, round(CHEAP.plain_ns(1, 1, 0)), is_steady=True, is_disturbed=False)
 
 
 CHEAP = Costs(bias=8.0, token=0.5, draft_bias=1.0, draft_slot=0.1)
@@ -265,12 +279,23 @@ def test_drafts_that_gained_a_little_are_given_up_soon_when_they_cost_more() -> 
     assert 0.97 < engine.guard._correction.plain < 1.05
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.42, 0.5, 0.9])
+@pytest.mark.parametrize("disturbance", [0.0, 0.3])
+def test_the_account_knows_what_the_steps_behind_drafted_ones_lose(acceptance: float, disturbance: float) -> None:
+    engine = _engine(DEAR, [acceptance] * 2, disturbance=disturbance)
+    engine.run(4000, life=60)
+    assert engine.speedup > 0.98
+    real_ns = engine.plain_time_ns - engine.time_ns
+    # What plain steps take is measured seldom where drafting gains much.
+    assert engine.gain_ns == pytest.approx(real_ns, abs=(0.01 if acceptance <= 0.5 else 0.03) * engine.plain_time_ns)
+
+
 def test_prefill_beside_the_rows_is_nobodys_loss() -> None:
     guard = Guard(CHEAP, (3, 7))
     shape = StepShape(2, 101, 1000.0, 1, 50.0)
     guard.begin(0, 50)
     for _ in range(4):
-        guard.observe_plain(StepShape(1, 1, 50.0, 1, 50.0), round(CHEAP.plain_ns(1, 1, 0)), is_steady=True)
+        _observe_plain(guard)
     candidates = _candidates([50])
     decision = guard.decide(shape, candidates)
     assert decision.rows == [0]
@@ -287,7 +312,7 @@ def test_prefill_beside_the_rows_is_nobodys_loss() -> None:
 def test_a_row_with_little_room_counts_for_what_it_can_take() -> None:
     guard = Guard(CHEAP, (3, 7))
     for _ in range(4):
-        guard.observe_plain(StepShape(1, 1, 50.0, 1, 50.0), round(CHEAP.plain_ns(1, 1, 0)), is_steady=True)
+        _observe_plain(guard)
     guard.begin(0, 50)
     for _ in range(30):
         guard._history.add(_rounds([0], 7, 7, [7]))
@@ -319,5 +344,5 @@ def test_what_was_looked_at_ahead_is_decided_for_the_rows_that_are_left() -> Non
 def test_nothing_is_drafted_of_nothing() -> None:
     guard = Guard(CHEAP, (7,))
     assert not guard.decide(StepShape(0, 0, 0.0, 0, 0.0), _candidates([])).rows
-    guard.observe_plain(StepShape(1, 64, 0.0, 0, 0.0), 1, is_steady=True)  # prefill alone
+    guard.observe_plain(StepShape(1, 64, 0.0, 0, 0.0), 1, is_steady=True, is_disturbed=False)  # prefill alone
     assert guard.account == 4.0

@@ -23,17 +23,19 @@ class ScriptedGate(OpenGate):
         super().__init__(num_slots)
         self._drafts = drafts
         self.rounds: list[DraftedRounds] = []
-        self.num_plain = self.num_steady = 0
+        self.num_plain = self.num_steady = self.num_disturbed = 0
 
     def decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
         if not candidates.num_rows or not self._drafts(int(candidates.context_lens[0])):
             return NOTHING
         return DraftDecision(list(range(candidates.num_rows))[::-1], self._num_slots, gain_ns=10.0)
 
-    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool) -> None:
+    def observe_plain(self, shape: StepShape, elapsed_ns: int, *, is_steady: bool, is_disturbed: bool) -> float:
         assert elapsed_ns > 0
         self.num_plain += 1
         self.num_steady += is_steady
+        self.num_disturbed += is_disturbed
+        return 0.0
 
     def observe_drafted(
         self,
@@ -176,7 +178,7 @@ def test_the_guard_drafts_whole_blocks_where_elastic_ones_are_switched_off(
 
 
 def test_threshold_ends_a_window_at_the_first_low_confidence() -> None:
-    with running("threshold", fake_pair(quality=0.7), confidence_threshold=0.5) as rig:
+    with running("threshold", fake_pair(quality=0.7), confidence_threshold=0.5, audit_share=0.0) as rig:
         summary = rig.submit([1, 2, 3], 40).wait()
         choice = summary.choices[0]
         assert choice.num_accepted == choice.num_verified > 0  # the toy's confidences tell right from wrong
