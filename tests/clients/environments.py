@@ -18,7 +18,8 @@ def ensure_environment(client: str, cache_dir: Path) -> Path:
     directory = cache_dir / "clients" / client
     python, installed = directory / "bin" / "python", directory / "installed"
     if not installed.is_file() or installed.read_text() != wanted:
-        _run([sys.executable, "-m", "venv", "--clear", str(directory)])
+        is_old = ["--clear"] if installed.is_file() else []  # what an interrupted run installed is good
+        _run([sys.executable, "-m", "venv", *is_old, str(directory)])
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         _run([*pip, "--requirement", str(requirements)])
         installed.write_text(wanted)
