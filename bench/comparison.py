@@ -57,7 +57,9 @@ def noise_of(control: Ratio) -> float:
 
 def judge(results: Sequence[GroupResult], modes: Sequence[ModeSpec]) -> list[Verdict]:
     """Compares at each concurrency. `cap-accept`, which only measures, and second servers are no competitors."""
-    scheduled = [spec.name for spec in modes if spec.verify_mode == "compact" and not spec.repeats]
+    scheduled = [
+        spec.name for spec in modes if spec.is_scheduled and spec.verify_mode == "compact" and not spec.repeats
+    ]
     others = [spec.name for spec in modes if not spec.is_scheduled and not spec.repeats]
     if not others:
         return []

@@ -78,9 +78,10 @@ class GroupResult:
 class Engine:
     """One running server, in one verify mode."""
 
-    def __init__(self, mode: str, url: str, run_dir: Path) -> None:
-        """Connects to a server that is ready."""
+    def __init__(self, mode: str, url: str, run_dir: Path, *, drafts: bool = True) -> None:
+        """Connects to a server that is ready. `drafts`: whether its requests allow drafts."""
         self.mode = mode
+        self._asked: dict[str, Any] = {} if drafts else {"speculation": {"enabled": False}}
         self._client = Client(url)
         self._channel = grpc.insecure_channel(socket_address(run_dir, "scheduler"))
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -125,7 +126,7 @@ class Engine:
 
     def _ask(self, prompt: Prompt, parameters: dict[str, Any]) -> Answer:
         answer = new_answer()
-        for _ in self._client.chat([{"role": "user", "content": prompt.text}], answer, **parameters):
+        for _ in self._client.chat([{"role": "user", "content": prompt.text}], answer, **parameters, **self._asked):
             pass
         return answer
 

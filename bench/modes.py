@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from service_kit.errors import ConfigurationError
 
 _AGAIN = "again"
+_UNDRAFTED = "undrafted"
 _PREFIX = "DSPARK_SCHEDULER_"
 _VARIANTS = {
     "causal": ("LOSSLESS_RULE", "causal"),
@@ -32,26 +33,30 @@ class ModeSpec:
     """Variables of settings, and their values."""
     repeats: str = ""
     """The mode that it runs a second time, to show what equal servers differ by; else empty."""
+    shares: str = ""
+    """The mode whose server it uses, by requests that ask for no drafts; empty: it has a server of its own."""
 
     @property
     def is_scheduled(self) -> bool:
         """Whether the server decides by what steps cost."""
-        return self.verify_mode in _SCHEDULED
+        return self.verify_mode in _SCHEDULED and not self.shares
 
 
 def parse_modes(text: str) -> tuple[ModeSpec, ...]:
     """Modes of a comma-separated list: `off`, `static`, `fixed:2`, `threshold:0.5`, `compact`, `cap-accept`.
 
-    The last two may be followed by `:causal`, `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, and every
-    mode by `:again` for a second server of it. Raises ConfigurationError naming the part that is wrong.
+    The last two may be followed by `:causal`, `:lagged`, `:fixed-blocks` (no elastic ones) and `:no-guard`, every mode
+    that drafts by `:undrafted` for plain decoding on that very server, which no luck of another one's memory disturbs,
+    and every mode by `:again` for a second server of it. Raises ConfigurationError naming the part that is wrong.
     """
     specs = [_parse(part.strip()) for part in text.split(",")]
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
             raise _error(f"{spec.name} is given twice: name a second server of it {spec.name}:{_AGAIN}")
-        if spec.repeats and spec.repeats not in names:
-            raise _error(f"{spec.name} has nothing to compare with: add {spec.repeats}")
+        for other in (spec.repeats, spec.shares):
+            if other and other not in names:
+                raise _error(f"{spec.name} has nothing to compare with: add {other}")
     return tuple(specs)
 
 
@@ -61,7 +66,12 @@ def _parse(name: str) -> ModeSpec:
         spec = _parse(own)
         if spec.repeats:
             raise _error(f"{name} is one server too many: use {own}")
-        return ModeSpec(name, spec.verify_mode, spec.changes, repeats=own)
+        return ModeSpec(name, spec.verify_mode, spec.changes, repeats=own, shares=spec.shares)
+    if last == _UNDRAFTED:
+        spec = _parse(own)
+        if spec.verify_mode == "off" or spec.repeats or spec.shares:
+            raise _error(f"{name}: {own} is no server that drafts")
+        return ModeSpec(name, spec.verify_mode, spec.changes, shares=own)
     mode, *parts = name.split(":")
     if mode in _SIZED:
         setting, example = _SIZED[mode]
@@ -74,7 +84,8 @@ def _parse(name: str) -> ModeSpec:
     allowed = _VARIANTS if mode in _SCHEDULED else {}
     for part in parts:
         if part not in allowed:
-            raise _error(f"{name!r}: {mode} may be followed by {', '.join([*allowed, _AGAIN])}, not by {part!r}")
+            known = ", ".join([*allowed, _UNDRAFTED, _AGAIN])
+            raise _error(f"{name!r}: {mode} may be followed by {known}, not by {part!r}")
     return ModeSpec(name, mode, tuple((_PREFIX + allowed[part][0], allowed[part][1]) for part in parts))
 
 

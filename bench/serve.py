@@ -31,7 +31,7 @@ from launcher.models import ModelPair, choose_models
 from launcher.preflight import free_port_pair
 from launcher.services import ServeOptions
 from launcher.settings import LauncherSettings
-from launcher.stack import running_server
+from launcher.stack import RunningServer, running_server
 from launcher.supervisor import StopRequest, stop_on_signals
 from service_kit.errors import ConfigurationError
 from service_kit.settings import CommonSettings, load_settings
@@ -163,13 +163,15 @@ def require_full_groups(options: BenchOptions, prompts: Sequence[Prompt]) -> Non
 def _engines(
     options: BenchOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings, stop: StopRequest
 ) -> Iterator[list[Engine]]:
-    """One warm server per mode (and one more each in a single process, if asked for)."""
+    """One warm server for each mode that does not share one (and one more each in a single process, if asked for)."""
     variants = [(spec, one) for spec in options.modes for one in ((False, True) if options.in_process else (False,))]
     most = max(options.concurrencies)
     max_batch_tokens = options.max_batch_tokens or max(_MIN_BATCH_TOKENS, _TOKENS_A_SEQUENCE * most)
     with contextlib.ExitStack() as stack:
-        engines = []
+        servers: dict[tuple[str, bool], RunningServer] = {}
         for spec, is_one_process in variants:
+            if spec.shares:
+                continue
             serve = ServeOptions(
                 port=free_port_pair(),
                 verify_mode=spec.verify_mode,
@@ -179,12 +181,16 @@ def _engines(
                 in_process=is_one_process,
                 changes=(_NO_PREFIX_CACHE, *spec.changes),
             )
-            server = stack.enter_context(running_server(serve, pair, common=common, settings=settings, stop=stop))
-            if server is None:
+            started = stack.enter_context(running_server(serve, pair, common=common, settings=settings, stop=stop))
+            if started is None:
                 raise ConfigurationError("interrupted while the servers were starting")
-            engine = Engine(f"{spec.name}{ONE_PROCESS}" if is_one_process else spec.name, server.url, server.run_dir)
-            stack.callback(engine.close)
-            engines.append(engine)
+            servers[spec.name, is_one_process] = started
+        engines = []
+        for spec, is_one_process in variants:
+            server = servers[spec.shares or spec.name, is_one_process]
+            name = f"{spec.name}{ONE_PROCESS}" if is_one_process else spec.name
+            engines.append(Engine(name, server.url, server.run_dir, drafts=not spec.shares))
+            stack.callback(engines[-1].close)
         yield engines
 
 

@@ -28,8 +28,8 @@ def bench_serve(
         str,
         typer.Option(
             help="Comma-separated: off, static, fixed:2, threshold:0.5, compact and cap-accept (with :causal, "
-            ":lagged, :fixed-blocks, :no-guard). Any of them with :again: a second server of it, for the noise. Ratios "
-            "are to the first."
+            ":lagged, :fixed-blocks, :no-guard). With :undrafted: the same server, asked for no drafts. With :again: a "
+            "second server, for the noise. Ratios are to the first."
         ),
     ] = "off,static,compact",
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each file.")] = 8,

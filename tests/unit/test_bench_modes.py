@@ -16,6 +16,24 @@ from scheduler_service.settings import SchedulerSettings
 from service_kit.errors import ConfigurationError
 
 
+def test_requests_without_drafts_share_the_server() -> None:
+    modes = parse_modes("compact:undrafted,compact,compact:undrafted:again")
+    assert [(spec.shares, spec.repeats, spec.is_scheduled) for spec in modes] == [
+        ("compact", "", False),
+        ("", "", True),
+        ("compact", "compact:undrafted", False),
+    ]
+    results = [
+        *_groups("compact:undrafted", [100.0, 100.0, 100.0]),
+        *_groups("compact", [98.0, 99.0, 97.0]),
+        *_groups("compact:undrafted:again", [101.0, 100.0, 99.0]),
+    ]
+    (verdict,) = judge(results, modes)
+    assert (verdict.mode, verdict.best, verdict.to_best.median) == ("compact", "compact:undrafted", 0.98)
+    assert verdict.noise == pytest.approx(0.005)
+    assert not verdict.is_within_noise
+
+
 def test_modes_are_a_verify_mode_and_changed_settings() -> None:
     specs = {spec.name: spec for spec in parse_modes("off, off:again,fixed:3,threshold:0.5,compact:lagged:no-guard")}
     assert (specs["off"].changes, specs["off"].repeats, specs["off:again"].repeats) == ((), "", "off")
@@ -42,10 +60,13 @@ def test_every_mode_starts_with_settings_that_exist(monkeypatch: pytest.MonkeyPa
         ("fixed", "'fixed' needs a number, e.g. fixed:2"),
         ("fixed:0", "needs a number"),
         ("threshold:2", "needs a number, e.g. threshold:0.5"),
-        ("static:lagged", "static may be followed by again, not by 'lagged'"),
-        ("compact:fast", "may be followed by causal, lagged, fixed-blocks, no-guard, again, not by 'fast'"),
+        ("static:lagged", "static may be followed by undrafted, again, not by 'lagged'"),
+        ("compact:fast", "may be followed by causal, lagged, fixed-blocks, no-guard, undrafted, again, not by 'fast'"),
         ("off,off", "off is given twice: name a second server of it off:again"),
         ("static,off:again", "off:again has nothing to compare with: add off"),
+        ("off:undrafted,off", "off:undrafted: off is no server that drafts"),
+        ("compact:undrafted", "compact:undrafted has nothing to compare with: add compact"),
+        ("compact,compact:again,compact:again:undrafted", "compact:again is no server that drafts"),
         ("off,off:again:again", "one server too many: use off:again"),
     ],
 )
