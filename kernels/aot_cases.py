@@ -102,6 +102,94 @@ def _block_attention(model: Model) -> None:
         ops.block_attention(qkv, *place, *_pages(model), norm, norm, 1e-6, window, out)
 
 
+def _wide(*shape: int) -> Tensor:
+    """int64 without memory."""
+    return empty(*shape, dtype=torch.int64)
+
+
+def _doubles(*shape: int) -> Tensor:
+    """float64 without memory."""
+    return empty(*shape, dtype=torch.float64)
+
+
+def _sampling_rows() -> tuple[Tensor, ...]:
+    """Fields of `kernels.triton.rows.SamplingRows`."""
+    slots = _SLOTS
+    return ints(slots), floats(slots), ints(slots), _doubles(slots), floats(slots), _wide(slots)
+
+
+def _target_probs(model: Model) -> None:
+    ops, rows = import_module("kernels.target_probs.triton"), import_module("kernels.triton.rows")
+    own = rows.SamplingRows(*_sampling_rows())
+    ops.target_probs_of(floats(_ROWS, model.vocab), ints(_ROWS), own, _doubles(_ROWS, model.vocab))
+
+
+def _rejection_sample(model: Model) -> None:
+    ops, rows = import_module("kernels.rejection_sample.triton"), import_module("kernels.triton.rows")
+    own, block = rows.SamplingRows(*_sampling_rows()), model.block_size
+    windows = ops.Windows(
+        ints(_ROWS), ints(_SLOTS), ints(_SLOTS), ints(_SLOTS, block), _wide(_SLOTS), _wide(_SLOTS)
+    )
+    outcomes = ops.WindowOutcomes(ints(_SLOTS), ints(_SLOTS, block + 1), ints(_SLOTS))
+    asks = ops.Asks(ints(_SLOTS, 4), ints(_SLOTS, 4), _doubles(_SLOTS, 4))
+    probs = floats(_SLOTS, block, model.vocab)
+    for target_to_draft in (None, ints(model.vocab)):
+        drafts = ops.DraftDistributions(probs, ints(_SLOTS), target_to_draft)
+        ops.accept_rows(floats(_ROWS, model.vocab), windows, own, drafts, outcomes, asks)
+
+
+def _markov_sample(model: Model) -> None:
+    ops, rows = import_module("kernels.markov_sample.triton"), import_module("kernels.triton.rows")
+    own, kinds = rows.SamplingRows(*_sampling_rows()), import_module("kernels.markov_sample").MarkovKind
+    rank, hidden, slots = model.markov_rank, model.hidden, 2  # slots after the first are alike
+    blocks = ops.Blocks(
+        ints(_SLOTS, slots), floats(_SLOTS, slots), floats(_SLOTS, slots, model.vocab), ints(_SLOTS)
+    )
+    confidence = ops.ConfidenceTensors(empty(1, hidden), empty(rank), floats(1))
+    for kind, outputs in ((kinds.VANILLA, 0), (kinds.GATED, rank), (kinds.RNN, 3 * rank)):
+        weights = (empty(outputs, hidden), empty(outputs, rank), empty(outputs, rank), empty(outputs))
+        of_state = weights[2] if kind == kinds.RNN else None
+        projection = (weights[0], weights[1], of_state, weights[3]) if outputs else ()
+        head = ops.HeadTensors(kind, empty(model.vocab, rank), empty(model.vocab, rank), *projection)
+        ops.sample_blocks(
+            empty(_SLOTS, slots, model.vocab), empty(_SLOTS, slots, hidden), head, confidence, ints(_SLOTS), own,
+            _wide(_SLOTS), _wide(_SLOTS), ints(model.vocab) if kind == kinds.RNN else None, blocks,
+        )  # fmt: skip
+
+
+def _logit_controls(model: Model) -> None:
+    ops, block = import_module("kernels.logit_controls.triton"), model.block_size
+    controls = ops.ControlSlots.empty(_SLOTS, model.vocab, (16, 8, 4), "meta")
+    rows = ints(_ROWS), ints(_SLOTS), ints(_SLOTS), ints(_SLOTS, block)
+    ops.control_rows(floats(_ROWS, model.vocab), *rows, controls)
+    ops.commit_tokens(ints(_SLOTS), ints(_SLOTS, block + 1), ints(_SLOTS), controls)
+
+
+def _token_masks(model: Model) -> None:
+    ops = import_module("kernels.token_masks.triton")
+    ops.mask_rows(floats(_ROWS, model.vocab), ints(_ROWS, model.vocab // 32), ints(_ROWS))
+
+
+def _token_scores(model: Model) -> None:
+    ops, top = import_module("kernels.token_scores.triton"), (_ROWS, 20)
+    scores = _doubles(_ROWS), ints(_ROWS), ints(*top), _doubles(*top)
+    ops.score_rows(floats(_ROWS, model.vocab), ints(_ROWS), ints(_ROWS), *scores)
+
+
+def _verify_lens(model: Model) -> None:
+    ops = import_module("kernels.verify_lens.triton")
+    ops.verify_lens(floats(_SLOTS, model.block_size), ints(_SLOTS), ints(1), ints(_SLOTS))
+
+
+def _ragged_rows(model: Model) -> None:
+    ops, place = import_module("kernels.ragged_rows.triton"), (ints(_SLOTS), ints(_ROWS))
+    ops.index_rows(ints(_SLOTS), *place)
+    for size, dtype in (((), torch.int32), ((model.hidden,), torch.bfloat16)):
+        padded, packed = empty(_SLOTS, model.block_size + 1, *size, dtype=dtype), empty(_ROWS, *size, dtype=dtype)
+        ops.pack_rows(padded, *place, packed)
+        ops.scatter_rows(packed, *place, padded)
+
+
 CASES: dict[str, Callable[[Model], None]] = {
     folder: case
     for folder, case in {
@@ -109,6 +197,14 @@ CASES: dict[str, Callable[[Model], None]] = {
         "silu_mul": _silu_mul,
         "paged_attention": _paged_attention,
         "block_attention": _block_attention,
+        "target_probs": _target_probs,
+        "rejection_sample": _rejection_sample,
+        "markov_sample": _markov_sample,
+        "logit_controls": _logit_controls,
+        "token_masks": _token_masks,
+        "token_scores": _token_scores,
+        "verify_lens": _verify_lens,
+        "ragged_rows": _ragged_rows,
     }.items()
     if find_spec(f"kernels.{folder}.triton")
 }
