@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ from kernels.sampling import Regime, SlotSampling
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import InvalidRequestError, SessionMismatchError
 
+if TYPE_CHECKING:
+    from drafter_service.device_draft import DeviceDraft
+
 
 class DrafterEngine:
     """Serves one drafter to one scheduler session at a time. Methods may be called from any thread."""
@@ -41,6 +45,8 @@ class DrafterEngine:
         self._draft_index = _inverse(self._model.weights.draft_to_target, self._config.vocab_size)
         self._thread = thread
         self._session: Session | None = None
+        self._captured: DeviceDraft | None = None
+        """Calls of the session, where they run on a GPU."""
         self._counts = DraftCounts()
 
     def metrics(self) -> Iterable[Metric]:
@@ -65,14 +71,26 @@ class DrafterEngine:
         session = self._session
         if session is None or session.id != session_id:
             self._drop_session()  # before the new one takes memory
-            session = Session(session_id, sizes, self._config, self._thread)
+            session = Session(session_id, sizes, self._model, self._thread, self.drafter.gpu)
+            self._captured = self._device_draft(session)
         elif session.sizes != sizes:
             raise SessionMismatchError("the sizes of a session cannot change: start a new session", field="session")
         arenas = session.map_ring(features_arena, self._model.weights.draft_to_target, self.epoch)
+        if self._captured is not None:
+            self._captured.require(session)
         self._session = session
         return arenas
 
+    def _device_draft(self, session: Session) -> DeviceDraft | None:
+        """What runs the session's calls on the drafter's GPU, if it is on one."""
+        if self.drafter.gpu is None:
+            return None
+        from drafter_service.device_draft import DeviceDraft
+
+        return DeviceDraft(self._model, session, self.drafter.gpu)
+
     def _drop_session(self) -> None:
+        self._captured = None
         if self._session is not None:
             self._session.close()
         self._session = None
@@ -99,7 +117,7 @@ class DrafterEngine:
             raise SessionMismatchError("the session ended while the call waited", field="session")
         started = time.perf_counter_ns()
         self._check(work)
-        session.slots.apply(work.slots)
+        session.apply(work.slots)
         rows, ingests = work.rows, work.ingests
         for slot, start, count in zip(ingests.slots, ingests.starts, ingests.counts, strict=True):
             session.slots.require_span(int(slot), int(start), int(count))
@@ -135,6 +153,9 @@ class DrafterEngine:
         if not len(ingests.slots):
             return {}
         read = session.read_features(ingests)
+        if self._captured is not None:
+            self._captured.ingest(session, read)
+            return read.failures
         self._model.ingest(
             torch.from_numpy(read.features),
             torch.from_numpy(read.positions.astype(np.int32)),
@@ -151,6 +172,8 @@ class DrafterEngine:
         no_probs = np.empty(0, np.float32)
         if not len(rows.slots):
             return BlockDraft(np.empty((0, num_drafts), np.uint32), np.empty((0, num_drafts), np.float32)), no_probs, 0
+        if self._captured is not None:
+            return *self._captured.draft(session, rows, num_drafts), 0
         started = time.perf_counter_ns()
         forward = self._model.forward_block(
             torch.from_numpy(rows.anchor_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +10,19 @@ import torch
 
 from drafter_service.calibration import Calibration, load_calibration
 from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
-from drafter_service.pair import check_pair
+from drafter_service.pair import Pair, check_pair
 from drafter_service.settings import DrafterSettings
 from drafter_service.weights import WeightFormat, default_format, load_weights
 from kernels.cpu.features import describe
-from kernels.markov_sample import cpu as compiled_head
-from kernels.markov_sample import reference as reference_head
+from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.sampling import Regime, SlotSampling
+from kernels.sampling_ops import load_sampling_ops
 from service_kit.cpu import choose_threads, cpu_name
 from service_kit.errors import ConfigurationError
+from service_kit.gpu import Gpu, choose_device, open_gpu
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class LoadedDrafter:
     calibration: Calibration
     device: str
     """In words, with CPU capability and threads."""
+    gpu: Gpu | None = None
+    """What it runs on; None for the CPU."""
 
 
 def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
@@ -43,6 +49,9 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     pair = check_pair(settings.model, settings.target)
     threads = choose_threads(settings.threads, "DSPARK_DRAFTER_THREADS")
     use_threads(threads, settings.spin_us)
+    facts = choose_device(settings.device, "DSPARK_DRAFTER_DEVICE", lambda: 2 * pair.num_values)
+    if facts is not None:
+        return load_on_device(settings, pair, open_gpu(facts))
     weight_format: WeightFormat = (
         default_format(pair.config) if settings.weight_format == "auto" else settings.weight_format
     )
@@ -50,9 +59,9 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
         kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
     except ValueError as error:
         raise ConfigurationError(f"drafter: {error}", field="kernels") from error
-    head = reference_head if settings.kernels == "reference" else compiled_head
+    weights = load_weights(pair, weight_format)
     return LoadedDrafter(
-        model=DrafterModel(pair.config, load_weights(pair, weight_format), load_ops(kernels), head.sample_block),
+        model=DrafterModel(pair.config, weights, load_ops(kernels), load_sampling_ops(settings.kernels).sample_block),
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,
         weight_format=weight_format,
@@ -61,10 +70,44 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     )
 
 
+def load_on_device(settings: DrafterSettings, pair: Pair, gpu: Gpu) -> LoadedDrafter:
+    """Puts the drafter on a device, in bfloat16 unless float32 is asked for, with Triton's kernels around it.
+
+    Raises ConfigurationError for settings that only the CPU has.
+    """
+    if settings.weight_format not in ("auto", "bf16", "float32"):
+        raise ConfigurationError(
+            f"weight_format {settings.weight_format} is for the CPU: on a GPU set bf16 or float32",
+            field="weight_format",
+        )
+    if settings.kernels not in ("auto", "triton"):
+        raise ConfigurationError(
+            f"kernels {settings.kernels} are for the CPU: on a GPU set auto or triton", field="kernels"
+        )
+    weight_format: WeightFormat = "float32" if settings.weight_format == "float32" else "bf16"
+    dtype = torch.float32 if weight_format == "float32" else torch.bfloat16
+    weights = load_weights(pair, weight_format, Placement(gpu.device, dtype))
+    logger.info("%s on %s in %s; %.0f MiB are left", settings.model, gpu.words, weight_format, gpu.free_bytes() / 2**20)
+    return LoadedDrafter(
+        model=DrafterModel(pair.config, weights, load_ops("triton"), load_sampling_ops("cpu").sample_block),
+        name=settings.model,
+        fingerprint=pair.drafter.fingerprint,
+        weight_format=weight_format,
+        calibration=load_calibration(settings.calibration, pair, weight_format),
+        device=gpu.words,
+        gpu=gpu,
+    )
+
+
 @torch.inference_mode()
-def warm_up(model: DrafterModel) -> None:
-    """Runs every operation on a scratch page, so that no request waits for a compiler or a first touch of weights."""
-    config = model.config
+def warm_up(drafter: LoadedDrafter) -> None:
+    """Runs every operation on a scratch page, so that no request waits for a compiler or a first touch of weights.
+
+    On a GPU, Attach does so when it captures a session's calls.
+    """
+    if drafter.gpu is not None:
+        return
+    model, config = drafter.model, drafter.model.config
     cache = DraftCache(config, num_pages=1, num_positions=PAGE_SIZE)
     page_table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     model.ingest(torch.zeros(1, config.feature_size), slots, slots, page_table, cache)

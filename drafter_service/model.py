@@ -27,7 +27,7 @@ from kernels.sampling import SlotSampling
 from service_kit.rope import rope_tables
 
 PAGE_SIZE = 16
-_INGEST_ROWS = 512
+INGEST_ROWS = 512
 """Context rows computed at once: bounds the memory of a long prompt's ingest."""
 _MAX_RECORDED_ROWS = 128
 """Rows from which on the time between the kernels of a call does not count."""
@@ -36,12 +36,17 @@ _MAX_RECORDED_ROWS = 128
 class DraftCache:
     """Draft K/V pages of a session and the rotary tables that reach as far as its contexts."""
 
-    def __init__(self, config: DrafterConfig, num_pages: int, num_positions: int) -> None:
-        """Zeroed pages (memory is taken as they are used) for contexts of up to `num_positions`."""
+    def __init__(self, config: DrafterConfig, num_pages: int, num_positions: int, like: Tensor | None = None) -> None:
+        """Zeroed pages (memory is taken as they are used) for contexts of up to `num_positions`.
+
+        They have device and type of `like`; without it they are float32 on the CPU.
+        """
         pages = (config.num_layers, num_pages, config.num_kv_heads)
-        self.keys = zero_pages(*pages, config.head_dim, PAGE_SIZE)  # [layers, pages, Hkv, D, page_size]
-        self.values = zero_pages(*pages, PAGE_SIZE, config.head_dim)  # [layers, pages, Hkv, page_size, D]
-        self.rope = rope_tables(config.decoder, num_positions + config.block_size)
+        self.keys = zero_pages(*pages, config.head_dim, PAGE_SIZE, like=like)  # [layers, pages, Hkv, D, page_size]
+        self.values = zero_pages(*pages, PAGE_SIZE, config.head_dim, like=like)  # [layers, pages, Hkv, page_size, D]
+        rope = rope_tables(config.decoder, num_positions + config.block_size)
+        device = self.keys.device
+        self.rope = rope.cos.to(device), rope.sin.to(device)
         self.programs: dict[tuple[str | int, ...], Program] = {}
         """Recorded calls over these pages."""
 
@@ -53,25 +58,28 @@ class BlockForward(NamedTuple):
     base_logits: Tensor  # [B, n, Vd]
 
 
-def page_bytes(config: DrafterConfig) -> int:
+def page_bytes(config: DrafterConfig, value_bytes: int = 4) -> int:
     """Bytes of one K/V page, all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * 4
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * value_bytes
 
 
 class _Buffers:
     """Rows that a call computes, made once."""
 
-    def __init__(self, config: DrafterConfig, num_rows: int) -> None:
+    def __init__(self, config: DrafterConfig, num_rows: int, like: Tensor) -> None:
         kv_size = 2 * config.num_kv_heads * config.head_dim
         attended = config.num_heads * config.head_dim
+
+        def rows(width: int) -> Tensor:
+            return like.new_empty(num_rows, width)
+
         self.num_rows = num_rows
-        self.positions, self.slots = (torch.empty(num_rows, dtype=torch.int32) for _ in range(2))
-        self.residual, self.normed, self.delta = (torch.empty(num_rows, config.hidden_size) for _ in range(3))
-        self.qkv, self.attended = torch.empty(num_rows, attended + kv_size), torch.empty(num_rows, attended)
-        self.gate_up = torch.empty(num_rows, 2 * config.intermediate_size)
-        self.activated = torch.empty(num_rows, config.intermediate_size)
-        self.features, self.kv = torch.empty(num_rows, config.feature_size), torch.empty(num_rows, kv_size)
-        self.logits = torch.empty(num_rows, config.draft_vocab_size)
+        self.positions, self.slots = (like.new_empty(num_rows, dtype=torch.int32) for _ in range(2))
+        self.residual, self.normed, self.delta = (rows(config.hidden_size) for _ in range(3))
+        self.qkv, self.attended = rows(attended + kv_size), rows(attended)
+        self.gate_up, self.activated = rows(2 * config.intermediate_size), rows(config.intermediate_size)
+        self.features, self.kv = rows(config.feature_size), rows(kv_size)
+        self.logits = rows(config.draft_vocab_size)
 
 
 class DrafterModel:
@@ -82,13 +90,22 @@ class DrafterModel:
     ) -> None:
         """`ops` run between the linear layers, `sample_block` is `kernels.markov_sample`'s sequential head."""
         self.config, self.weights, self._ops, self._sample_block = config, weights, ops, sample_block
-        self._mask_row = weights.embedding[config.mask_token_id].float()
-        self._small, self._large = _Buffers(config, _MAX_RECORDED_ROWS), _Buffers(config, 0)
+        self._mask_row = weights.embedding[config.mask_token_id].to(self.like.dtype)
+        self._small, self._large = _Buffers(config, _MAX_RECORDED_ROWS, self.like), _Buffers(config, 0, self.like)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the device and type that rows and pages have."""
+        return self.weights.final_norm
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, K and V of all layers."""
-        return page_bytes(self.config)
+        return page_bytes(self.config, self.like.element_size())
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for calls of so many rows: memory that captured calls use stays where it is."""
+        self._buffers(num_rows)
 
     def ingest(
         self, features: Tensor, positions: Tensor, row_slots: Tensor, page_table: Tensor, cache: DraftCache
@@ -102,8 +119,8 @@ class DrafterModel:
             page_table: int32 [num_slots, max_pages].
             cache: pages to write.
         """
-        for start in range(0, len(features), _INGEST_ROWS):
-            rows = slice(start, start + _INGEST_ROWS)
+        for start in range(0, len(features), INGEST_ROWS):
+            rows = slice(start, start + INGEST_ROWS)
             num_rows = len(features[rows])
             buffers = self._buffers(num_rows)
             buffers.features[:num_rows] = features[rows]
@@ -196,7 +213,7 @@ class DrafterModel:
         if num_rows <= self._small.num_rows:
             return self._small
         if num_rows > self._large.num_rows:
-            self._large = _Buffers(self.config, num_rows)
+            self._large = _Buffers(self.config, num_rows, self.like)
         return self._large
 
     def _run(

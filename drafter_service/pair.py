@@ -6,6 +6,7 @@ what it was trained with.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,17 @@ class Pair(NamedTuple):
     config: DrafterConfig
     drafter: Checkpoint
     target: Checkpoint
+
+    @property
+    def num_values(self) -> int:
+        """Of all tensors that the drafter's process holds: its own, and the target's where it has none."""
+        borrowed = {(checkpoint.name, name): checkpoint.shapes[name] for checkpoint, name in self._borrowed}
+        return self.drafter.num_values + sum(math.prod(shape) for shape in borrowed.values())
+
+    @property
+    def _borrowed(self) -> list[tuple[Checkpoint, str]]:
+        sources = (self.embedding_source, self.lm_head_source)
+        return [source for source in sources if source[0] is not self.drafter]
 
     @property
     def embedding_source(self) -> tuple[Checkpoint, str]:

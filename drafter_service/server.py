@@ -79,7 +79,7 @@ def load_servicer(settings: DrafterSettings, thread: EngineThread, cache_dir: Pa
 
     def load() -> LoadedDrafter:
         drafter = load_drafter(settings)
-        warm_up(drafter.model)
+        warm_up(drafter)
         return drafter
 
     return DrafterServicer(DrafterEngine(thread.submit(load).result(), thread))

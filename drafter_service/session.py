@@ -7,12 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from dspark.v1 import types_pb2
+from torch import Tensor
 
-from drafter_service.config import DrafterConfig
-from drafter_service.model import PAGE_SIZE, DraftCache
+from drafter_service.model import INGEST_ROWS, PAGE_SIZE, DraftCache, DrafterModel
 from drafter_service.records import DraftResult, Ingests, IntArray, SessionArenas, SessionSizes
+from service_kit.device_memory import DeviceMemory
 from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import StaleArenaError
+from service_kit.gpu import GRAPH_BYTES, Gpu, MemoryPlan
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.slots import SlotTable
 
@@ -20,7 +23,8 @@ from service_kit.slots import SlotTable
 class FeatureRows(NamedTuple):
     """Context rows read from the verifier's ring."""
 
-    features: npt.NDArray[np.float32]  # [M, feature_size], a copy
+    features: npt.NDArray[np.float32]  # [M, feature_size], a copy; empty if the ring is on a device
+    ring_rows: IntArray  # [M] places among all rows of the ring
     slots: IntArray  # [M]
     positions: IntArray  # [M]
     failures: dict[int, str]
@@ -30,13 +34,24 @@ class FeatureRows(NamedTuple):
 class Session:
     """State of a session. Dropped whole when another one starts."""
 
-    def __init__(self, session_id: int, sizes: SessionSizes, config: DrafterConfig, thread: EngineThread) -> None:
-        """Empty slots and zeroed pages; `map_ring` follows."""
-        self.id, self.sizes, self._config = session_id, sizes, config
+    def __init__(
+        self, session_id: int, sizes: SessionSizes, model: DrafterModel, thread: EngineThread, gpu: Gpu | None = None
+    ) -> None:
+        """Empty slots and zeroed pages, on `gpu` if there is one; `map_ring` follows.
+
+        Raises ConfigurationError naming a setting and a value that fits if the device is too small.
+        """
+        config = model.config
+        if gpu is not None:
+            device_plan(sizes, model, gpu).require("kv_memory", sizes.num_pages * model.page_bytes)
+        self.id, self.sizes, self._config, self._gpu = session_id, sizes, config, gpu
+        self._feature_type = model.like.dtype
+        self._changed_slots: set[int] = set()
         self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
         self.page_table = torch.from_numpy(self.slots.page_table)
         """int32 [num_slots, max_pages], the same memory as the slot table's."""
-        self.cache = DraftCache(config, sizes.num_pages, num_positions=self.slots.page_table.shape[1] * PAGE_SIZE)
+        num_positions = self.slots.page_table.shape[1] * PAGE_SIZE
+        self.cache = DraftCache(config, sizes.num_pages, num_positions, model.like if gpu else None)
         self.replies: StepReplies[DraftResult] = StepReplies(thread)
         self._ring: Arena | None = None
         self._draft_probs: Arena | None = None
@@ -65,7 +80,8 @@ class Session:
             self.close()
             self._ring = ring
             shape = (self.sizes.num_slots, self._config.block_size, self._config.draft_vocab_size)
-            self._draft_probs = Arena.create(ArenaSpec(shape, np.float32, 1, self.id, epoch))
+            spec = ArenaSpec(shape, np.float32, 1, self.id, epoch, is_on_device=self._gpu is not None)
+            self._draft_probs = Arena.create(spec, self._memory)
             if draft_to_target is not None:
                 spec = ArenaSpec(draft_to_target.shape, np.uint32, 0, self.id, epoch)
                 self._draft_to_target = Arena.create(spec)
@@ -74,23 +90,64 @@ class Session:
         return SessionArenas(self._draft_probs.name, self._draft_to_target.name if self._draft_to_target else "")
 
     def _attach_ring(self, name: str) -> Arena:
-        arena = Arena.attach(name, session=self.id)
+        arena = Arena.attach(name, session=self.id, device=self._memory)
         shape, width = arena.spec.shape, self._config.feature_size
         fits = len(shape) == 3 and (shape[0], shape[2]) == (self.sizes.num_slots, width) and shape[1] > 0
-        if not fits or np.dtype(arena.spec.dtype) != np.float32 or arena.spec.stamp_dims != 2:
+        dtype = np.dtype(np.float32 if self._feature_type == torch.float32 else np.uint16)
+        is_here = arena.spec.is_on_device == (self._gpu is not None)
+        if not fits or not is_here or np.dtype(arena.spec.dtype) != dtype or arena.spec.stamp_dims != 2:
             arena.close()
             raise StaleArenaError(
                 f"feature ring {name} is {list(shape)} {np.dtype(arena.spec.dtype)}: the drafter reads "
-                f"[{self.sizes.num_slots}, rows, {width}] float32 with one stamp a row"
+                f"[{self.sizes.num_slots}, rows, {width}] {dtype} with one stamp a row, where it computes (set "
+                "DSPARK_VERIFIER_DEVICE and DSPARK_DRAFTER_DEVICE alike)"
             )
         return arena
 
+    @property
+    def _memory(self) -> DeviceMemory | None:
+        return self._gpu.memory if self._gpu else None
+
+    @property
+    def arena_names(self) -> tuple[str, ...]:
+        """Of what a call on a device reads and writes besides the session's own memory."""
+        return tuple(arena.name for arena in (self._ring, self._draft_probs) if arena is not None)
+
+    @property
+    def device_ring(self) -> Tensor:
+        """The feature ring on a device, [num_slots · ring rows + 1, feature size]; the last row is padding's."""
+        assert self._ring is not None
+        ring: Tensor = self._ring.device_rows(self._feature_type)
+        return ring
+
+    @property
+    def device_draft_probs(self) -> Tensor:
+        """Draft distributions on a device, [num_slots, block_size, Vd]."""
+        assert self._draft_probs is not None
+        probs: Tensor = self._draft_probs.device_rows(torch.float32)[:-1].view(self._draft_probs.spec.shape)
+        return probs
+
+    def apply(self, updates: types_pb2.SlotUpdates) -> None:
+        """Applies slot changes. Raises SessionMismatchError for a slot or page that is out of range."""
+        self.slots.apply(updates)
+        self._changed_slots.update(updates.releases, updates.page_slots, (each.slot for each in updates.admissions))
+
+    def take_changed_slots(self) -> list[int]:
+        """Slots whose pages may have changed since this was last asked."""
+        changed, self._changed_slots = sorted(self._changed_slots), set()
+        return changed
+
     def draft_probs_of(self, slot: int, round_: int, first_position: int) -> npt.NDArray[np.float32]:
         """The slot's rows of draft distributions, [block_size, Vd], stamped for this round before they are written."""
+        self.stamp_draft_probs(slot, round_, first_position)
         assert self._draft_probs is not None
-        self._draft_probs.stamps[slot] = np.array((self.id, round_, slot, first_position), np.uint64)
         rows: npt.NDArray[np.float32] = self._draft_probs.rows[slot]
         return rows
+
+    def stamp_draft_probs(self, slot: int, round_: int, first_position: int) -> None:
+        """Says of which round the slot's distributions are going to be."""
+        assert self._draft_probs is not None
+        self._draft_probs.stamps[slot] = np.array((self.id, round_, slot, first_position), np.uint64)
 
     def read_features(self, ingests: Ingests) -> FeatureRows:
         """Reads and checks feature rows; an ingest with one bad stamp is left out whole."""
@@ -119,4 +176,22 @@ class Session:
                 )
             kept = ~np.isin(ingest, list(failures))
             slots, positions, ring_rows = slots[kept], positions[kept], ring_rows[kept]
-        return FeatureRows(self._ring.rows[slots, ring_rows], slots, positions, failures)
+        is_here = not self._ring.spec.is_on_device
+        features = self._ring.rows[slots, ring_rows] if is_here else np.empty((0, 0), np.float32)
+        return FeatureRows(features, slots * self._ring.spec.shape[1] + ring_rows, slots, positions, failures)
+
+
+def device_plan(sizes: SessionSizes, model: DrafterModel, gpu: Gpu) -> MemoryPlan:
+    """What a session takes of a device whose weights are loaded."""
+    config, value_bytes = model.config, model.like.element_size()
+    q_size, kv_size = config.num_heads * config.head_dim, 2 * config.num_kv_heads * config.head_dim
+    width = 3 * config.hidden_size + 2 * q_size + 2 * kv_size + 3 * config.intermediate_size
+    width += config.feature_size + config.draft_vocab_size
+    num_rows = max(INGEST_ROWS, sizes.num_slots * config.block_size)
+    parts = {
+        "K/V pages": sizes.num_pages * model.page_bytes,
+        "buffers with logits": num_rows * width * value_bytes,
+        "draft distributions": sizes.num_slots * config.block_size * config.draft_vocab_size * 4,
+        "graphs": GRAPH_BYTES,
+    }
+    return MemoryPlan(parts, gpu.free_bytes())

@@ -13,11 +13,13 @@ from torch import Tensor
 from drafter_service.config import DrafterConfig
 from drafter_service.pair import DRAFT_TO_TARGET, Pair, expected_shapes
 from kernels.linear import Linear, make_linear, make_quantized_linear
+from kernels.linear.dense import DenseLinear, Placement
 from kernels.markov_sample import ConfidenceHead, MarkovHead, MarkovKind
 from service_kit.errors import ConfigurationError
 
-WeightFormat = Literal["float32", "fp16", "q8"]
-"""Of the linear layers; q8 is int8 levels with a float16 scale for each 32 inputs of an output."""
+WeightFormat = Literal["float32", "fp16", "q8", "bf16"]
+"""Of the linear layers; q8 is int8 levels with a float16 scale for each 32 inputs of an output, bf16 all tensors of a
+drafter on a GPU."""
 _GROUP, _MAX_LEVEL = 32, 127
 
 
@@ -61,23 +63,31 @@ def default_format(config: DrafterConfig) -> WeightFormat:
 class _Reader:
     """Reads tensors of the drafter by name, in the shapes its configuration asks for."""
 
-    def __init__(self, pair: Pair, weight_format: WeightFormat) -> None:
+    def __init__(self, pair: Pair, weight_format: WeightFormat, placement: Placement | None) -> None:
         self._checkpoint, self._shapes = pair.drafter, expected_shapes(pair.config)
         self._format: WeightFormat = weight_format
+        self._placement = placement
 
     def tensor(self, name: str) -> Tensor:
+        return self.put(self._read(name))
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """`tensor` where the drafter runs."""
+        return tensor if self._placement is None else self._placement.put(tensor)
+
+    def _read(self, name: str) -> Tensor:
         return self._checkpoint.read(name, self._shapes[name])
 
     def optional(self, name: str) -> Tensor | None:
         return self.tensor(name) if name in self._shapes else None
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
-        return self.tensor(name).numpy()
+        return self._read(name).numpy()
 
     def stacked(self, *names: str) -> tuple[Tensor, Tensor | None]:
         """Weights of projections of one input, one under the other, and their biases likewise."""
-        biases = [bias for name in names if (bias := self.optional(f"{name}.bias")) is not None]
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        biases = [self._read(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
+        weight = torch.cat([self._read(f"{name}.weight") for name in names])
         return weight, torch.cat(biases) if biases else None
 
     def linear(self, *names: str) -> Linear:
@@ -86,7 +96,11 @@ class _Reader:
 
     def packed(self, name: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A linear layer in the reader's format; `name` is said if it does not fit."""
+        if self._placement is not None:
+            return DenseLinear(weight, bias, self._placement)
         try:
+            if self._format == "bf16":
+                raise ValueError("weight_format bf16 is for a GPU: set device to cuda")
             if self._format == "q8":
                 return make_quantized_linear(*rounded_to_levels(weight), None, bias)
             return make_linear(weight, bias, self._format)
@@ -94,16 +108,18 @@ class _Reader:
             raise ConfigurationError(f"{self._checkpoint.name}: {name}: {error}", field="weight_format") from error
 
 
-def load_weights(pair: Pair, weight_format: WeightFormat) -> DrafterWeights:
-    """Reads and packs a checked pair.
+def load_weights(pair: Pair, weight_format: WeightFormat, placement: Placement | None = None) -> DrafterWeights:
+    """Reads a checked pair and packs it, or puts it as it is on a device in its type; the heads stay numpy arrays.
 
     Raises ConfigurationError naming a tensor that is corrupt or does not fit the format.
     """
-    config, read = pair.config, _Reader(pair, weight_format)
+    config, read = pair.config, _Reader(pair, weight_format, placement)
     draft_to_target = _draft_to_target(pair)
     embedding_checkpoint, embedding_name = pair.embedding_source
     embedding = embedding_checkpoint.read(embedding_name, (config.vocab_size, config.hidden_size))
-    if weight_format != "float32" and not (embedding := embedding.half()).isfinite().all():
+    if placement is not None:
+        embedding = placement.put(embedding)
+    elif weight_format != "float32" and not (embedding := embedding.half()).isfinite().all():
         raise ConfigurationError(
             f"{embedding_checkpoint.name}: a value of tensor {embedding_name} is too large for float16: use weight "
             "format float32",

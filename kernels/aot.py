@@ -150,18 +150,22 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
 
 
 def as_markdown(rows: Sequence[Usage]) -> str:
-    """The table, one line a kernel."""
-    head = (
-        "| kernel | shapes | sm | warps | stages | registers | spilled bytes | shared KiB |\n"
-        + "|---|---|"
-        + "---:|" * 6
-    )
-    lines = (
-        f"| {row.kernel} | {row.model} | {row.target} | {row.num_warps} | {row.num_stages} | {row.registers} "
-        f"| {row.spilled_bytes} | {row.shared_bytes / 1024:.1f} |"
-        for row in sorted(rows, key=lambda row: (row.operation, row.kernel, row.model, row.target))
-    )
-    return "\n".join((head, *lines))
+    """The table, one line a kernel: the most that any of its specialisations takes, for each target."""
+    targets = sorted({row.target for row in rows})
+    kernels: dict[tuple[str, str], list[Usage]] = {}
+    for row in rows:
+        kernels.setdefault((row.operation, row.kernel), []).append(row)
+    head = "".join(f" sm_{target}: registers | spilled bytes | shared KiB |" for target in targets)
+    lines = [f"| operation | kernel | warps |{head}", "|---|---|---:|" + "---:|" * 3 * len(targets)]
+    for (operation, kernel), own in sorted(kernels.items()):
+        line = f"| {operation} | {kernel} | {own[0].num_warps} |"
+        for target in targets:
+            there = [row for row in own if row.target == target]
+            most = (max(getattr(row, name) for row in there) for name in ("registers", "spilled_bytes", "shared_bytes"))
+            registers, spilled, shared = most
+            line += f" {registers} | {spilled} | {shared / 1024:.1f} |"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

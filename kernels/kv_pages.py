@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 
-def zero_pages(*shape: int) -> Tensor:
-    """Zeros, float32, whose memory the system commits when it is first written: torch.zeros would write all of it.
+def zero_pages(*shape: int, like: Tensor | None = None) -> Tensor:
+    """Zeros with the device and type of `like`; float32 on the CPU without it.
 
-    Raises MemoryError if the address space or the system's limits do not allow it.
+    On the CPU the system commits float32 memory when it is first written: torch.zeros would write all of it.
+    Raises MemoryError (torch's RuntimeError on a device) if the limits do not allow it.
     """
-    return torch.from_numpy(np.zeros(shape, np.float32))
+    if like is None or (like.device.type == "cpu" and like.dtype == torch.float32):
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)

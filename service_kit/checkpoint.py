@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import struct
 from collections.abc import Collection, Mapping
@@ -87,6 +88,8 @@ class Checkpoint:
         """Hash over config.json and the headers of the weight files."""
         self.config: dict[str, Any] = self.read_json("config.json")
         """config.json as it is."""
+        self.num_values = sum(math.prod(shape) for shape in shapes.values())
+        """Of all tensors."""
 
     def _weight_files(self) -> list[Path]:
         if (self.directory / _SINGLE).is_file():

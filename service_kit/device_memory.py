@@ -111,6 +111,4 @@ class CudaMemory:
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            raise StaleArenaError(
-                f"CUDA could not {what} shared device memory (error {status}; did its owner restart?)"
-            )
+            raise StaleArenaError(f"CUDA cannot {what} shared memory (error {status}; did its owner restart?)")

@@ -8,14 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from service_kit.device_memory import CudaMemory, DeviceMemory
 from service_kit.errors import ConfigurationError
+from service_kit.graphs import CudaGraphRunner, GraphRunner
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 MIN_CAPABILITY = (8, 0)
-CONTEXT_BYTES = 600 * 2**20
-"""Of a process's context, kernels, library workspaces and graphs. A guess to be replaced by a measurement."""
+CONTEXT_BYTES, GRAPH_BYTES = 600 * 2**20, 400 * 2**20
+"""Of a process's context with its kernels and libraries, and of a session's graphs with what their kernels allocate.
+Estimates that no device has confirmed yet."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +108,27 @@ def choose_device(
         logger.warning("serving on the CPU (%s=auto): %s", setting, problem)
         return None
     raise ConfigurationError(f"{setting}=cuda: {problem}; or set {setting} to cpu or auto", field="device")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device that serves, and what is needed of it besides tensors."""
+
+    device: torch.device
+    words: str
+    """For people."""
+    runner: GraphRunner
+    memory: DeviceMemory
+    free_bytes: Callable[[], int]
+
+
+def open_gpu(facts: GpuFacts) -> Gpu:
+    """The first CUDA device, which was found fit."""
+    import torch
+
+    return Gpu(
+        torch.device("cuda"), str(facts), CudaGraphRunner(), CudaMemory(), lambda: int(torch.cuda.mem_get_info()[0])
+    )
 
 
 class MemoryPlan(NamedTuple):

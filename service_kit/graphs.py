@@ -51,7 +51,7 @@ def geometries(max_tokens: int, max_rows: int) -> tuple[Geometry, ...]:
 class GraphRunner(Protocol):
     """What makes a step replayable."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """Runs `work` over its memory and returns what runs it again. `work` must not read the device's values."""
 
     def synchronize(self) -> None:
@@ -118,7 +118,7 @@ class CudaGraphRunner:
         self._torch: Any = torch
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """Runs `work` once as it is, on a stream of its own (kernels compile, libraries take their memory), then
         captures it."""
         cuda = self._torch.cuda

@@ -13,7 +13,7 @@ from service_kit.rpc import CONTRACT_VERSION
 from service_kit.scores import scores_to_pb
 from verifier_service.config import SamplingDefaults
 from verifier_service.engine import VerifierEngine
-from verifier_service.model import PAGE_SIZE, page_bytes
+from verifier_service.model import PAGE_SIZE
 from verifier_service.session import DraftArenas, SessionSizes
 from verifier_service.steps import Ints, StepBatch, StepResult
 
@@ -24,7 +24,7 @@ _MAX_PADDED_ROWS = 64
 def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoResponse:
     """Description of the loaded target."""
     target = engine.target
-    config, weights = target.model.config, target.model.weights
+    config = target.model.config
     return verifier_pb2.VerifierServiceGetInfoResponse(
         contract_version=CONTRACT_VERSION,
         model=target.name,
@@ -34,12 +34,12 @@ def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoRes
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         max_position=config.max_position,
-        page_bytes=page_bytes(config),
+        page_bytes=target.model.page_bytes,
         page_size=PAGE_SIZE,
         eos_token_ids=config.eos_token_ids,
         weight_format=target.weight_format,
         device=target.device,
-        padded_rows=[weights.padded_rows(num_rows) for num_rows in range(1, _MAX_PADDED_ROWS + 1)],
+        padded_rows=[target.padded_rows(num_rows) for num_rows in range(1, _MAX_PADDED_ROWS + 1)],
         sampling_defaults=_sampling_to_pb(config.sampling_defaults),
         weight_format_reason=target.weight_format_reason,
         inexact_reason=target.inexact_reason,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from prometheus_client.metrics_core import Metric
@@ -19,12 +19,26 @@ from service_kit.errors import ConfigurationError, InvalidRequestError, SessionM
 from verifier_service.acceptance import accept
 from verifier_service.loading import LoadedTarget
 from verifier_service.metrics import StepCounts, verifier_metrics
-from verifier_service.model import PAGE_SIZE, TokenRows, page_bytes
+from verifier_service.model import PAGE_SIZE, TokenRows
 from verifier_service.prompt_scores import score_prompts
 from verifier_service.session import DraftArenas, Session, SessionSizes
-from verifier_service.steps import Phase, StepBatch, StepResult, emitted_rows, fill_chained, token_rows, validate
+from verifier_service.steps import (
+    Acceptance,
+    Phase,
+    StepBatch,
+    StepResult,
+    emitted_rows,
+    fill_chained,
+    token_rows,
+    validate,
+)
+
+if TYPE_CHECKING:
+    from verifier_service.device_step import DeviceStep
 
 _PHASES = ("forward", "features", "head", "accept")
+_DEVICE_PHASES = ("forward", "accept")
+"""The whole captured step, then what is left for the host."""
 _WARM_UP_ROWS = range(1, 9)
 _WARM_UP_CONTEXT = 40
 _DEFAULT_WINDOW = 8
@@ -47,13 +61,15 @@ class VerifierEngine:
         self.epoch = secrets.randbits(63) | 1
         self._thread = thread
         self._session: Session | None = None
+        self._captured: DeviceStep | None = None
+        """Steps of the session, where they run on a GPU."""
         self._counts = StepCounts()
 
     def metrics(self) -> Iterable[Metric]:
         """What steps did so far, and the memory of the session."""
         session = self._session
         num_pages, arena_bytes = (session.sizes.num_pages, session.arena_bytes) if session else (0, {})
-        return verifier_metrics(self._counts, arena_bytes, num_pages * page_bytes(self.target.model.config))
+        return verifier_metrics(self._counts, arena_bytes, num_pages * self.target.model.page_bytes)
 
     def attach(self, session: int, sizes: SessionSizes, draft_arenas: DraftArenas, masks_arena: str = "") -> Attachment:
         """Starts a session or, within it, maps arenas that are new. Runs after any step in flight.
@@ -68,14 +84,26 @@ class VerifierEngine:
     ) -> Attachment:
         if self._session is None or self._session.session != session:
             self._drop_session()  # before the new one takes memory
-            self._session = Session(session, self.epoch, sizes, self.target.model, self._thread)
+            self._session = Session(session, self.epoch, sizes, self.target.model, self._thread, self.target.gpu)
+            self._captured = self._device_step(self._session)
         elif self._session.sizes != sizes:
             raise SessionMismatchError("the sizes of a session cannot change: start a new session", field="session")
         self._session.attach_drafter(draft_arenas)
         self._session.attach_masks(masks_arena)
+        if self._captured is not None and (draft_arenas.draft_probs or not sizes.max_draft_tokens):
+            self._captured.require(self._session)
         return Attachment(self.epoch, self._session.features_arena)
 
+    def _device_step(self, session: Session) -> DeviceStep | None:
+        """What runs the session's steps on the target's GPU, if it is on one."""
+        if self.target.gpu is None:
+            return None
+        from verifier_service.device_step import DeviceStep
+
+        return DeviceStep(self.target.model, session.sizes, session.space, self.target.gpu)
+
     def _drop_session(self) -> None:
+        self._captured = None
         if self._session:
             self._session.close()
         self._session = None
@@ -103,6 +131,12 @@ class VerifierEngine:
         emissions, session.emissions = session.emissions, {}
         failed = fill_chained(batch, emissions)
         rows, emitted = token_rows(batch), emitted_rows(batch)
+        if self._captured is not None:
+            self._captured.require(session)
+            replaying = time.perf_counter_ns()
+            accepted = self._captured.run(session, batch, rows, emitted, self.target.accept_row, failed)
+            clocks = [replaying, self._captured.replayed_ns, time.perf_counter_ns()]
+            return self._answer(session, batch, accepted, _DEVICE_PHASES, clocks, started)
 
         clocks = [time.perf_counter_ns()]
         hidden = model.forward(rows, session.page_table, session.space)
@@ -114,10 +148,22 @@ class VerifierEngine:
         logits = model.logits(needed) if num_logits else needed.new_empty(0, session.vocab_size)
         clocks.append(time.perf_counter_ns())
         accepted = accept(session, batch, emitted, logits, self.target.accept_row, failed)
-        session.emissions = accepted.emissions
         accepted.prompt_scores = score_prompts(session, batch, hidden, model.logits)
         clocks.append(time.perf_counter_ns())
-        phases = [Phase(name, *span) for name, span in zip(_PHASES, itertools.pairwise(clocks), strict=True)]
+        return self._answer(session, batch, accepted, _PHASES, clocks, started)
+
+    def _answer(
+        self,
+        session: Session,
+        batch: StepBatch,
+        accepted: Acceptance,
+        names: Sequence[str],
+        clocks: Sequence[int],
+        started: int,
+    ) -> StepResult:
+        """The step's answer; phase i lies between clocks i and i + 1."""
+        session.emissions = accepted.emissions
+        phases = [Phase(name, *span) for name, span in zip(names, itertools.pairwise(clocks), strict=True)]
         result = StepResult(accepted, [*phases, Phase("total", started, clocks[-1])])
         self._counts.add(batch, result)
         return result
@@ -141,7 +187,7 @@ class VerifierEngine:
         if not 1 <= context_len <= config.max_position:
             raise InvalidRequestError(f"context_len must be 1 ... {config.max_position}", field="context_len")
         window = self._session.sizes.max_draft_tokens + 1 if self._session else _DEFAULT_WINDOW
-        forward = self._scratch_forward(num_tokens, context_len, min(window, context_len))
+        forward = self._replayed(self._scratch_forward(num_tokens, context_len, min(window, context_len)))
         forward()  # commits the pages' memory
         durations = []
         for _ in range(repeats):
@@ -150,16 +196,29 @@ class VerifierEngine:
             durations.append(time.perf_counter_ns() - started)
         return durations
 
+    def _replayed(self, forward: Callable[[], Tensor]) -> Callable[[], object]:
+        """`forward` as steps run it: on a GPU from a graph, and waited for."""
+        if (gpu := self.target.gpu) is None:
+            return forward
+        replay = gpu.runner.record(forward)
+
+        def replay_and_wait() -> None:
+            replay()
+            gpu.runner.synchronize()
+
+        return replay_and_wait
+
     def _scratch_forward(self, num_tokens: int, context_len: int, window: int) -> Callable[[], Tensor]:
         """A forward with logits over pages of its own: windows of rows that end at `context_len` positions."""
         model, config = self.target.model, self.target.model.config
         num_slots, pages_per_slot = -(-num_tokens // window), -(-context_len // PAGE_SIZE)
         num_pages = num_slots * pages_per_slot
-        if num_pages * page_bytes(config) > available_memory_bytes():
+        gpu, device = self.target.gpu, model.weights.embedding.device
+        if num_pages * model.page_bytes > (gpu.free_bytes() if gpu else available_memory_bytes()):
             raise InvalidRequestError(f"{num_pages} scratch pages are more than the free memory", field="context_len")
         space = model.workspace(num_pages, context_len, num_tokens)
-        page_table = torch.arange(num_pages, dtype=torch.int32).view(num_slots, pages_per_slot)
-        index = torch.arange(num_tokens)
+        page_table = torch.arange(num_pages, dtype=torch.int32, device=device).view(num_slots, pages_per_slot)
+        index = torch.arange(num_tokens, device=device)
         positions = context_len - window + index % window
         rows = TokenRows(index % config.vocab_size, positions.int(), (index // window).int())
         return lambda: model.logits(model.forward(rows, page_table, space))

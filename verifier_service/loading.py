@@ -7,14 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from kernels.cpu.features import LEVEL, Level, describe
+from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.rejection_sample import RowOutcome
-from kernels.rejection_sample import cpu as compiled_sampling
-from kernels.rejection_sample import reference as reference_sampling
+from kernels.sampling_ops import load_sampling_ops
 from service_kit.checkpoint import Checkpoint
 from service_kit.cpu import choose_threads, cpu_name
 from service_kit.errors import ConfigurationError
+from service_kit.gpu import Gpu, choose_device, open_gpu
+from service_kit.graphs import tiers
 from verifier_service.config import TargetConfig
 from verifier_service.model import TargetModel
 from verifier_service.self_test import apply_self_test
@@ -49,6 +53,14 @@ class LoadedTarget:
     """In words, with vector instructions and threads."""
     inexact_reason: str
     """Why a row's result may depend on the rows beside it, in words; empty when it does not."""
+    gpu: Gpu | None = None
+    """What it runs on; None for the CPU."""
+
+    def padded_rows(self, num_rows: int) -> int:
+        """Rows that are really computed for `num_rows` rows: a tier on a GPU."""
+        if self.gpu is None:
+            return self.model.weights.padded_rows(num_rows)
+        return next(tier for tier in tiers(2 * num_rows) if tier >= num_rows)
 
 
 def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> LoadedTarget:
@@ -61,6 +73,9 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
     use_threads(threads, settings.spin_us)
     checkpoint = Checkpoint(settings.model)
     config = TargetConfig.from_checkpoint(checkpoint)
+    facts = choose_device(settings.device, "DSPARK_VERIFIER_DEVICE", lambda: 2 * checkpoint.num_values)
+    if facts is not None:
+        return load_on_device(settings, checkpoint, config, open_gpu(facts))
     try:
         kernels = fit_head_dim(settings.kernels, config.head_dim)
     except ValueError as error:
@@ -73,16 +88,46 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
         {"model": checkpoint.fingerprint, "weight format": weight_format, "kernels": kernels},
         cache_dir / f"self-test-{checkpoint.fingerprint[:8]}-{weight_format}.json" if cache_dir else None,
     )
-    sampling = reference_sampling if settings.kernels == "reference" else compiled_sampling
     return LoadedTarget(
         model=model,
-        accept_row=sampling.accept_row,
+        accept_row=load_sampling_ops(settings.kernels).accept_row,
         name=settings.model,
         fingerprint=checkpoint.fingerprint,
         weight_format=weight_format,
         weight_format_reason=reason,
         device=f"{cpu_name()}, {describe()}, {threads} threads",
         inexact_reason=findings.inexact_reason,
+    )
+
+
+def load_on_device(settings: VerifierSettings, checkpoint: Checkpoint, config: TargetConfig, gpu: Gpu) -> LoadedTarget:
+    """Puts the target on a device, in bfloat16 unless float32 is asked for, with Triton's kernels around it.
+
+    Raises ConfigurationError for settings that only the CPU has.
+    """
+    if settings.weight_format not in ("auto", "bf16", "float32"):
+        raise ConfigurationError(
+            f"weight_format {settings.weight_format} is for the CPU: on a GPU set bf16 or float32",
+            field="weight_format",
+        )
+    if settings.kernels not in ("auto", "triton"):
+        raise ConfigurationError(
+            f"kernels {settings.kernels} are for the CPU: on a GPU set auto or triton", field="kernels"
+        )
+    weight_format: WeightFormat = "float32" if settings.weight_format == "float32" else "bf16"
+    dtype = torch.float32 if weight_format == "float32" else torch.bfloat16
+    weights = load_weights(checkpoint, config, weight_format, Placement(gpu.device, dtype))
+    logger.info("%s on %s in %s; %.0f MiB are left", settings.model, gpu.words, weight_format, gpu.free_bytes() / 2**20)
+    return LoadedTarget(
+        model=TargetModel(config, weights, load_ops("triton")),
+        accept_row=load_sampling_ops("cpu").accept_row,
+        name=settings.model,
+        fingerprint=checkpoint.fingerprint,
+        weight_format=weight_format,
+        weight_format_reason="the default on a GPU" if settings.weight_format == "auto" else "as set",
+        device=gpu.words,
+        inexact_reason="the GPU's matrix products choose their order of summation by the number of rows",
+        gpu=gpu,
     )
 
 

@@ -35,8 +35,8 @@ class TokenRows(NamedTuple):
 class Workspace:
     """Memory of a session: K/V pages, rotary tables and the buffers of a forward, allocated once."""
 
-    keys: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, head_dim, PAGE_SIZE] float32
-    values: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, PAGE_SIZE, head_dim] float32
+    keys: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, head_dim, PAGE_SIZE], as all rows in one type
+    values: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, PAGE_SIZE, head_dim]
     cos: Tensor  # [max_model_len, head_dim / 2]
     sin: Tensor  # [max_model_len, head_dim / 2]
     positions: Tensor  # [max_batch_tokens] int32, as `slots` the copy that recorded forwards read
@@ -54,9 +54,9 @@ class Workspace:
     """Recorded forwards by row count, page table address and threads: a program for each span of layers."""
 
 
-def page_bytes(config: TargetConfig) -> int:
+def page_bytes(config: TargetConfig, value_bytes: int = 4) -> int:
     """Bytes of one K/V page, all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * 4
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * value_bytes
 
 
 class TargetModel:
@@ -65,32 +65,44 @@ class TargetModel:
     def __init__(self, config: TargetConfig, weights: TargetWeights, ops: Ops) -> None:
         self.config, self.weights, self._ops = config, weights, ops
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one K/V page, all layers."""
+        return page_bytes(self.config, self.weights.embedding.element_size())
+
     def workspace(
         self, num_pages: int, max_model_len: int, max_batch_tokens: int, feature_layer_ids: Sequence[int] = ()
     ) -> Workspace:
-        """Allocates a session's memory; page contents start as zeros, which the system commits when first written.
+        """Allocates a session's memory where the weights are, in the type of the embedding; pages start as zeros, whose
+        memory the system commits when first written.
 
         Raises MemoryError (or torch's RuntimeError) if there is not enough.
         """
-        config = self.config
+        config, like = self.config, self.weights.embedding
         heads, head_dim = config.num_kv_heads, config.head_dim
         rope = rope_tables(config.rope_source, max_model_len)
+
+        def rows(width: int) -> Tensor:
+            return like.new_empty(max_batch_tokens, width)
+
         return Workspace(
-            keys=tuple(zero_pages(num_pages, heads, head_dim, PAGE_SIZE) for _ in range(config.num_layers)),
-            values=tuple(zero_pages(num_pages, heads, PAGE_SIZE, head_dim) for _ in range(config.num_layers)),
-            cos=rope.cos,
-            sin=rope.sin,
+            keys=tuple(zero_pages(num_pages, heads, head_dim, PAGE_SIZE, like=like) for _ in range(config.num_layers)),
+            values=tuple(
+                zero_pages(num_pages, heads, PAGE_SIZE, head_dim, like=like) for _ in range(config.num_layers)
+            ),
+            cos=rope.cos.to(like.device),
+            sin=rope.sin.to(like.device),
             positions=torch.empty(max_batch_tokens, dtype=torch.int32),
             slots=torch.empty(max_batch_tokens, dtype=torch.int32),
-            residual=torch.empty(max_batch_tokens, config.hidden_size),
-            normed=torch.empty(max_batch_tokens, config.hidden_size),
-            qkv=torch.empty(max_batch_tokens, (config.num_heads + 2 * heads) * head_dim),
-            delta=torch.empty(max_batch_tokens, config.hidden_size),
-            gate_up=torch.empty(max_batch_tokens, 2 * config.intermediate_size),
-            attended=torch.empty(max_batch_tokens, config.num_heads * head_dim),
-            activated=torch.empty(max_batch_tokens, config.intermediate_size),
+            residual=rows(config.hidden_size),
+            normed=rows(config.hidden_size),
+            qkv=rows((config.num_heads + 2 * heads) * head_dim),
+            delta=rows(config.hidden_size),
+            gate_up=rows(2 * config.intermediate_size),
+            attended=rows(config.num_heads * head_dim),
+            activated=rows(config.intermediate_size),
             feature_layer_ids=tuple(feature_layer_ids),
-            features=torch.empty(max_batch_tokens, len(feature_layer_ids) * config.hidden_size),
+            features=rows(len(feature_layer_ids) * config.hidden_size),
         )
 
     def forward(self, rows: TokenRows, page_table: Tensor, space: Workspace) -> Tensor:

@@ -16,9 +16,10 @@ from kernels.sampling import SlotSampling
 from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import ConfigurationError, SessionMismatchError, StaleArenaError
+from service_kit.gpu import GRAPH_BYTES, Gpu, MemoryPlan
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.slots import SlotTable
-from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows, page_bytes
+from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows
 from verifier_service.steps import Emission, StepResult
 
 
@@ -46,17 +47,31 @@ class Session:
     """Memory and bookkeeping of a session. Used on the engine thread only, except `replies`."""
 
     def __init__(
-        self, session: int, epoch: int, sizes: SessionSizes, target: TargetModel, engine: EngineThread
+        self,
+        session: int,
+        epoch: int,
+        sizes: SessionSizes,
+        target: TargetModel,
+        engine: EngineThread,
+        gpu: Gpu | None = None,
     ) -> None:
-        """Allocates pages, buffers and the feature ring. Raises ConfigurationError naming the setting to lower."""
+        """Allocates pages, buffers and the feature ring, on `gpu` if there is one.
+
+        Raises ConfigurationError naming the setting to lower.
+        """
         _check_sizes(sizes, target)
-        self.session, self.epoch, self.sizes = session, epoch, sizes
+        if gpu is not None:
+            device_plan(sizes, target, gpu).require("kv_memory", sizes.num_pages * target.page_bytes)
+        elif sizes.num_pages * target.page_bytes > available_memory_bytes():
+            raise _too_large(sizes.num_pages, target.page_bytes)
+        self.session, self.epoch, self.sizes, self._gpu = session, epoch, sizes, gpu
         self.vocab_size = target.config.vocab_size
         self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
         self.page_table: Tensor = torch.from_numpy(self.slots.page_table)  # shares memory with the slot table
         self.replies: StepReplies[StepResult] = StepReplies(engine)
         self.emissions: dict[int, Emission] = {}
         """What each slot emitted in the last step."""
+        self._changed_slots: set[int] = set()
         self._texts: dict[int, ControlledText] = {}
         """Of slots whose logits are controlled."""
         try:
@@ -64,7 +79,7 @@ class Session:
                 sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, sizes.feature_layer_ids
             )
         except (MemoryError, RuntimeError) as error:
-            raise _too_large(sizes.num_pages, page_bytes(target.config)) from error
+            raise _too_large(sizes.num_pages, target.page_bytes) from error
         self._feature_size = len(sizes.feature_layer_ids) * target.config.hidden_size
         self._draft_names = DraftArenas()
         self._draft_probs: Arena | None = None
@@ -76,12 +91,35 @@ class Session:
 
     def _create_features(self) -> None:
         shape = (self.sizes.num_slots, self.sizes.feature_ring_rows, self._feature_size)
+        dtype = np.float32 if self.space.features.dtype == torch.float32 else np.uint16
+        spec = ArenaSpec(shape, dtype, 2, self.session, self.epoch, is_on_device=self._gpu is not None)
         try:
-            self._features = Arena.create(ArenaSpec(shape, np.float32, 2, self.session, self.epoch))
+            self._features = Arena.create(spec, self._gpu.memory if self._gpu else None)
         except OSError as error:
             raise ConfigurationError(str(error), field="feature_ring_rows") from error
         self._ring = self._features.rows.reshape(-1, self._feature_size)
         self._ring_stamps = self._features.stamps.reshape(-1, 4)
+
+    @property
+    def arena_names(self) -> tuple[str, ...]:
+        """Of what a step on a device reads and writes besides the session's own memory."""
+        return (self.features_arena, self._draft_names.draft_probs, self._draft_names.draft_to_target)
+
+    @property
+    def device_ring(self) -> Tensor | None:
+        """The feature ring on a device, [num_slots · ring rows + 1, feature size]; the last row is padding's."""
+        if self._features is None:
+            return None
+        ring: Tensor = self._features.device_rows(self.space.features.dtype)
+        return ring
+
+    @property
+    def device_draft_probs(self) -> Tensor | None:
+        """The drafter's distributions on a device, [num_slots, block size, draft vocabulary]."""
+        if self._draft_probs is None:
+            return None
+        probs: Tensor = self._draft_probs.device_rows(torch.float32)[:-1].view(self._draft_probs.spec.shape)
+        return probs
 
     @property
     def features_arena(self) -> str:
@@ -108,7 +146,7 @@ class Session:
         if names == self._draft_names:
             return
         self._drop_drafter()
-        probs = Arena.attach(names.draft_probs, session=self.session)
+        probs = Arena.attach(names.draft_probs, session=self.session, device=self._gpu.memory if self._gpu else None)
         draft_vocab_size = probs.spec.shape[-1]
         if names.draft_to_target:
             mapping = Arena.attach(names.draft_to_target, session=self.session)
@@ -125,6 +163,11 @@ class Session:
     def _draft_problem(self, probs: Arena, draft_vocab_size: int) -> str:
         """What makes the drafter's arenas unusable, in words; empty if nothing does."""
         shape, sizes, mapping = probs.spec.shape, self.sizes, self.draft_to_target
+        if probs.spec.is_on_device != (self._gpu is not None):
+            return (
+                "the drafter computes on the CPU and the verifier on a GPU: set DSPARK_DRAFTER_DEVICE and "
+                "DSPARK_VERIFIER_DEVICE alike"
+            )
         if (
             len(shape) != 3
             or shape[0] != sizes.num_slots
@@ -176,9 +219,21 @@ class Session:
         return masks
 
     def draft_probs(self, slot: int, round_: int, first_position: int, count: int) -> npt.NDArray[np.float32]:
-        """Stored draft distributions of a slot's window, [count, draft_vocab].
+        """Stored draft distributions of a slot's window, [count, draft_vocab], fetched if they are on a device.
 
         Raises StaleArenaError if they are not those of this round and position.
+        """
+        arena = self.require_draft_probs(slot, round_, first_position)
+        on_device = self.device_draft_probs if arena.spec.is_on_device else None
+        probs: npt.NDArray[np.float32] = (
+            arena.rows[slot, :count] if on_device is None else on_device[slot, :count].cpu().numpy()
+        )
+        return probs
+
+    def require_draft_probs(self, slot: int, round_: int, first_position: int) -> Arena:
+        """The arena of draft distributions, if those of a slot are of this round and position.
+
+        Raises StaleArenaError if they are not.
         """
         if self._draft_probs is None:
             raise StaleArenaError("no draft_probs arena is attached")
@@ -188,8 +243,7 @@ class Session:
             raise StaleArenaError(
                 f"draft_probs of slot {slot} carry (session, round, slot, position) {stamp}, not {wanted}"
             )
-        probs: npt.NDArray[np.float32] = self._draft_probs.rows[slot, :count]
-        return probs
+        return self._draft_probs
 
     def sampling(self, slot: int) -> SlotSampling:
         """Sampling constants of an admitted slot."""
@@ -201,6 +255,7 @@ class Session:
     def update_slots(self, updates: types_pb2.SlotUpdates) -> None:
         """Applies slot changes. Raises SessionMismatchError for a slot, page or token id that is out of range."""
         self.slots.apply(updates)
+        self._changed_slots.update(updates.releases, updates.page_slots, (each.slot for each in updates.admissions))
         for slot in updates.releases:
             self._texts.pop(slot, None)
         for admission in updates.admissions:
@@ -218,13 +273,19 @@ class Session:
         """The text that controls a slot's logits, at least up to its anchor; None if nothing does."""
         return self._texts.get(slot)
 
+    def take_changed_slots(self) -> list[int]:
+        """Slots whose pages may have changed since this was last asked."""
+        changed, self._changed_slots = sorted(self._changed_slots), set()
+        return changed
+
     def write_features(self, step_id: int, rows: TokenRows) -> None:
-        """Copies the features of every computed row into the ring and stamps them."""
+        """Copies the features of every computed row into the ring (on a device the step itself has) and stamps them."""
         if self._features is None:
             return
         slots, positions = rows.slots.numpy(), rows.positions.numpy()
         places = slots.astype(np.int64) * self.sizes.feature_ring_rows + positions % self.sizes.feature_ring_rows
-        self._ring[places] = self.space.features[: len(places)].numpy()
+        if not self._features.spec.is_on_device:
+            self._ring[places] = self.space.features[: len(places)].numpy()
         stamps = np.empty((len(places), 4), np.uint64)
         stamps[:, 0], stamps[:, 1], stamps[:, 2], stamps[:, 3] = self.session, step_id, slots, positions
         self._ring_stamps[places] = stamps
@@ -265,9 +326,23 @@ def _check_sizes(sizes: SessionSizes, target: TargetModel) -> None:
             f"feature_layer_ids {list(sizes.feature_layer_ids)}: the target has layers 0 ... {config.num_layers - 1}",
             field="feature_layer_ids",
         )
-    needed, free = sizes.num_pages * page_bytes(config), available_memory_bytes()
-    if needed > free:
-        raise _too_large(sizes.num_pages, page_bytes(config))
+
+
+def device_plan(sizes: SessionSizes, target: TargetModel, gpu: Gpu) -> MemoryPlan:
+    """What a session takes of a device whose weights are loaded."""
+    config, value_bytes = target.config, target.weights.embedding.element_size()
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    feature_size = len(sizes.feature_layer_ids) * config.hidden_size
+    width = 3 * config.hidden_size + 2 * q_size + 2 * kv_size + 3 * config.intermediate_size + feature_size
+    num_logits = min(sizes.max_batch_tokens, sizes.num_slots * (sizes.max_draft_tokens + 1))
+    parts = {
+        "K/V pages": sizes.num_pages * target.page_bytes,
+        "step buffers": sizes.max_batch_tokens * width * value_bytes,
+        "logits": num_logits * (config.vocab_size + config.hidden_size) * value_bytes,
+        "feature ring": sizes.num_slots * sizes.feature_ring_rows * feature_size * value_bytes,
+        "graphs": GRAPH_BYTES,
+    }
+    return MemoryPlan(parts, gpu.free_bytes())
 
 
 def _too_large(num_pages: int, bytes_per_page: int) -> ConfigurationError:

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service_kit.gpu import DeviceSetting
+
 
 class VerifierSettings(BaseSettings):
     """What the verifier loads and how it computes. Sizes of slots and pages come with the scheduler's Attach."""
@@ -15,11 +17,16 @@ class VerifierSettings(BaseSettings):
 
     model: str
     """Target checkpoint: a local directory or a hub id."""
-    weight_format: Literal["auto", "float32", "fp16", "q4"] = "auto"
+    device: DeviceSetting = "cpu"
+    """Where the target computes. "cuda" refuses to start, in words, on a GPU that cannot serve; "auto" takes the CPU
+    then, with a warning that says why. The drafter must be told the same."""
+    weight_format: Literal["auto", "float32", "fp16", "q4", "bf16"] = "auto"
     """Format of linear weights. "fp16" halves the bytes that every step reads; "q4" takes the levels of the one .gguf
-    file beside the tensors as they are, a third of fp16's. "auto" is q4 where such a file fits, else fp16."""
-    kernels: Literal["auto", "cpu", "reference"] = "auto"
-    """Implementation of the operations between the linear layers."""
+    file beside the tensors as they are, a third of fp16's. "auto" is q4 where such a file fits, else fp16; on a GPU
+    bf16, where float32 is the only other format."""
+    kernels: Literal["auto", "cpu", "reference", "triton"] = "auto"
+    """Implementation of the operations between the linear layers. "auto" is cpu, on a GPU triton. On a CPU "triton"
+    runs only in its interpreter (TRITON_INTERPRET=1), to try kernels."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of tensor work; 0 takes every core this process may use (affinity and container quota), more is lowered
     to that."""

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from kernels.linear import Linear, make_linear
 from kernels.linear import WeightFormat as FloatFormat
+from kernels.linear.dense import DenseLinear, Placement
 from service_kit.checkpoint import Checkpoint
 from service_kit.errors import ConfigurationError
 from verifier_service.config import TargetConfig
 from verifier_service.stored_levels import StoredLevels
 
-WeightFormat = Literal["float32", "fp16", "q4"]
-"""Of the linear layers; q4 is the levels of the .gguf file beside the tensors, of 4 or 8 bits as they are stored."""
+WeightFormat = Literal["float32", "fp16", "q4", "bf16"]
+"""Of the linear layers; q4 is the levels of the .gguf file beside the tensors, of 4 or 8 bits as they are stored, bf16
+all tensors of a model on a GPU."""
 
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Buffers that old exports carry and the configuration already determines."""
@@ -45,7 +47,7 @@ class LayerWeights:
 class TargetWeights:
     """The whole model."""
 
-    embedding: Tensor  # [vocab, hidden] float32
+    embedding: Tensor  # [vocab, hidden] float32, on a GPU bfloat16 as the norms
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # hidden → vocab
@@ -62,8 +64,13 @@ class TargetWeights:
         return max(linear.padded_rows(num_rows) for linear in self.linears)
 
 
-def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat) -> TargetWeights:
-    """Loads and packs all weights. Raises ConfigurationError naming tensors that are missing, unexpected or bad."""
+def load_weights(
+    checkpoint: Checkpoint, config: TargetConfig, weight_format: WeightFormat, placement: Placement | None = None
+) -> TargetWeights:
+    """Loads all weights and packs them, or puts them as they are on a device in its type.
+
+    Raises ConfigurationError naming tensors that are missing, unexpected or bad.
+    """
     layer_shapes = _layer_shapes(config)
     names = ["model.embed_tokens.weight", "model.norm.weight", *([] if config.is_tied else ["lm_head.weight"])]
     for index in range(config.num_layers):
@@ -71,7 +78,8 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
     ignored = re.compile(f"{_IGNORED.pattern}|lm_head\\.weight") if config.is_tied else _IGNORED
     checkpoint.require_names(names, ignored=ignored)
 
-    make = StoredLevels(checkpoint).linear if weight_format == "q4" else _from_floats(weight_format)
+    make = _maker(checkpoint, weight_format, placement)
+    put = placement.put if placement else lambda tensor: tensor
 
     def pack(name: str, weight_names: Sequence[str], weight: Tensor, bias: Tensor | None = None) -> Linear:
         try:
@@ -101,7 +109,7 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
             )
 
         def norm(name: str) -> Tensor:
-            return checkpoint.read(f"model.layers.{index}.{name}.weight", layer_shapes[f"{name}.weight"])
+            return put(checkpoint.read(f"model.layers.{index}.{name}.weight", layer_shapes[f"{name}.weight"]))
 
         return LayerWeights(
             input_norm=norm("input_layernorm"),
@@ -119,9 +127,9 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
     head_name = "model.embed_tokens.weight" if config.is_tied else "lm_head.weight"
     head = embedding if config.is_tied else checkpoint.read(head_name, embedding_shape)
     weights = TargetWeights(
-        embedding=embedding,
+        embedding=put(embedding),
         layers=tuple(load_layer(index) for index in range(config.num_layers)),
-        final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
+        final_norm=put(checkpoint.read("model.norm.weight", (config.hidden_size,))),
         lm_head=pack("lm_head", [head_name], head),
     )
     norms = [weights.final_norm, *(norm for layer in weights.layers for norm in (layer.input_norm, layer.q_norm))]
@@ -130,8 +138,18 @@ def load_weights(checkpoint: Checkpoint, config: TargetConfig, weight_format: We
     return weights
 
 
-def _from_floats(weight_format: FloatFormat) -> Callable[[Sequence[str], Tensor, Tensor | None], Linear]:
-    return lambda names, weight, bias: make_linear(weight, bias, weight_format)
+def _maker(
+    checkpoint: Checkpoint, weight_format: WeightFormat, placement: Placement | None
+) -> Callable[[Sequence[str], Tensor, Tensor | None], Linear]:
+    """What makes a linear layer from its tensors' names, its weight and its bias."""
+    if placement is not None:
+        return lambda names, weight, bias: DenseLinear(weight, bias, placement)
+    if weight_format == "q4":
+        return StoredLevels(checkpoint).linear
+    if weight_format == "bf16":
+        raise ConfigurationError("weight_format bf16 is for a GPU: set device to cuda", field="weight_format")
+    float_format: FloatFormat = weight_format
+    return lambda names, weight, bias: make_linear(weight, bias, float_format)
 
 
 def _layer_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:

@@ -196,6 +196,6 @@ def test_heads_that_the_compiled_kernels_cannot_run_are_refused_or_run_slowly(
     drafter = make_checkpoint(tmp_path / "drafter", {"head_dim": 8}, narrow)
     with pytest.raises(ConfigurationError, match="multiple of 16, not 8: set kernels to reference"):
         load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET), kernels="cpu"))
-    model = load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET))).model
+    loaded = load_drafter(DrafterSettings(model=str(drafter), target=str(TARGET)))
     assert "using the slow reference kernels" in caplog.text
-    warm_up(model)
+    warm_up(loaded)

@@ -1,0 +1,81 @@
+"""Texts of tiny models through a whole scheduler, by mode, from executors of one kind.
+
+    python tests/triton_path.py triton device      (with TRITON_INTERPRET=1)
+
+Prints JSON: kind → mode → texts. Kinds: "reference" (plain torch), "cpu", "triton" (its kernels in the CPU's engine)
+and "device" (steps captured whole, on a GPU that is not there).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from fakes.gpu import fake_gpu
+from fakes.rig import Stream
+from in_process import Executors
+
+from scheduler_service.cost_model import CostModel
+from scheduler_service.cost_model_file import StoredCosts
+from scheduler_service.cost_model_start import CostSource
+from scheduler_service.prefill_limit import PrefillCosts
+from scheduler_service.request import GenerateSpec, SamplingOptions
+from service_kit.gpu import GpuFacts, choose_device
+
+MODES = ("off", "static", "compact")
+_COSTS = StoredCosts(
+    CostModel(4e6, 2e5, 40.0, np.arange(65) * 3e5, {7: np.arange(9) * 1e6}), PrefillCosts(1e6, {1: 1e6}, 0.0)
+)
+_KEY = 2**63 + 5
+"""Of unseeded requests, whose draws are then the same in every kind of executor."""
+_FACTS = GpuFacts("a GPU that is not there", (9, 0), True, 2**34, 2**34)
+_REQUESTS = (
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(temperature=1.5, seed=7, top_p=0.9),
+    SamplingOptions(temperature=2.0),  # rejection sampling
+    SamplingOptions(temperature=0.0, frequency_penalty=0.5),  # accepted on the host
+)
+
+
+def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 8) -> dict[str, list[list[int]]]:
+    """Token ids of every request by mode, all requests of a mode at once."""
+    settings: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"kernels": kind}
+    gpu = fake_gpu(refuses_reads=False)
+    patches = [
+        mock.patch.object(CostSource, "obtain", return_value=_COSTS),
+        mock.patch("verifier_service.loading.open_gpu", return_value=gpu),
+        mock.patch("drafter_service.loading.open_gpu", return_value=gpu),
+        mock.patch.object(choose_device, "__defaults__", (lambda: _FACTS,)),
+        mock.patch("scheduler_service.admission.secrets", SimpleNamespace(randbits=lambda bits: _KEY)),
+    ]
+    for patch in patches:
+        patch.start()
+    executors = Executors(**settings)
+    found = {}
+    try:
+        for mode in modes:
+            with executors.scheduler(mode, max_num_seqs=4, max_model_len=48, max_batch_tokens=16) as scheduler:
+                streams = [Stream() for _ in _REQUESTS]
+                for index, (options, stream) in enumerate(zip(_REQUESTS, streams, strict=True)):
+                    prompt = [(7 * index + 11 * place) % 512 for place in range(5 + 3 * index)]
+                    scheduler.submit(GenerateSpec(f"r{index}", prompt, options, num_tokens), stream)
+                assert all(stream.ended.wait(600) for stream in streams)
+                assert [stream.wait().error for stream in streams] == [""] * len(streams)
+                found[mode] = [stream.text() for stream in streams]
+    finally:
+        executors.close()
+        for patch in patches:
+            patch.stop()
+    if kind == "device":
+        assert gpu.runner.num_replayed > 0
+        assert gpu.memory.num_open == 0
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({kind: texts(kind) for kind in sys.argv[1:]}))
