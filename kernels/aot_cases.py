@@ -127,9 +127,7 @@ def _target_probs(model: Model) -> None:
 def _rejection_sample(model: Model) -> None:
     ops, rows = import_module("kernels.rejection_sample.triton"), import_module("kernels.triton.rows")
     own, block = rows.SamplingRows(*_sampling_rows()), model.block_size
-    windows = ops.Windows(
-        ints(_ROWS), ints(_SLOTS), ints(_SLOTS), ints(_SLOTS, block), _wide(_SLOTS), _wide(_SLOTS)
-    )
+    windows = ops.Windows(ints(_ROWS), ints(_SLOTS), ints(_SLOTS), ints(_SLOTS, block), _wide(_SLOTS), _wide(_SLOTS))
     outcomes = ops.WindowOutcomes(ints(_SLOTS), ints(_SLOTS, block + 1), ints(_SLOTS))
     asks = ops.Asks(ints(_SLOTS, 4), ints(_SLOTS, 4), _doubles(_SLOTS, 4))
     probs = floats(_SLOTS, block, model.vocab)
@@ -142,9 +140,7 @@ def _markov_sample(model: Model) -> None:
     ops, rows = import_module("kernels.markov_sample.triton"), import_module("kernels.triton.rows")
     own, kinds = rows.SamplingRows(*_sampling_rows()), import_module("kernels.markov_sample").MarkovKind
     rank, hidden, slots = model.markov_rank, model.hidden, 2  # slots after the first are alike
-    blocks = ops.Blocks(
-        ints(_SLOTS, slots), floats(_SLOTS, slots), floats(_SLOTS, slots, model.vocab), ints(_SLOTS)
-    )
+    blocks = ops.Blocks(ints(_SLOTS, slots), floats(_SLOTS, slots), floats(_SLOTS, slots, model.vocab), ints(_SLOTS))
     confidence = ops.ConfidenceTensors(empty(1, hidden), empty(rank), floats(1))
     for kind, outputs in ((kinds.VANILLA, 0), (kinds.GATED, rank), (kinds.RNN, 3 * rank)):
         weights = (empty(outputs, hidden), empty(outputs, rank), empty(outputs, rank), empty(outputs))

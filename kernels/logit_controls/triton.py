@@ -136,7 +136,7 @@ def ban_kernel(
     sequences_ptr, tails_ptr, stop_ids_ptr, missing_ptr, num_sequences, max_len, num_stops,
     MAX_SEQUENCES: tl.constexpr, MAX_STOPS: tl.constexpr,
 ):  # fmt: skip
-    """-inf for tokens that would complete a banned sequence in row `program_id(0)`, and for stops that are too early."""
+    """-inf for tokens that would complete a banned sequence in row `program_id(0)`, and for stops too early."""
     row = tl.program_id(0)
     request = tl.load(request_of_row_ptr + row)
     if request < 0:

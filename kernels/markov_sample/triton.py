@@ -166,9 +166,7 @@ def sample_blocks(
             )  # fmt: skip
             linear(feature, head.w2, base_logits[:, slot], logits)
         stats = tile_stats(logits, identity, rows, block_vocab)
-        picks = tile_picks(
-            logits, identity, identity, rows, positions, 1 + slot, draft_to_target, None, block_vocab
-        )
+        picks = tile_picks(logits, identity, identity, rows, positions, 1 + slot, draft_to_target, None, block_vocab)
         num_tiles = stats.best.shape[1]
         max_tiles = triton.next_power_of_2(num_tiles)
         if masses is None:

@@ -10,7 +10,7 @@ One sequence of launches serves greedy, coupled and rejection requests side by s
 
 Equality with the reference: the uniforms are the same bits. Greedy outcomes are the same. Coupled tokens are the same
 unless two scores lie within 1e-5; a rejection row's decisions unless a uniform lies within the rounding of
-`kernels.target_probs.triton` of an edge. Either way the outcome is exact for the target distribution as it was computed.
+`kernels.target_probs.triton` of an edge. Either way the outcome is exact for the target distribution as computed.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ def accept_row(
         drafts = DraftDistributions(torch.from_numpy(np.ascontiguousarray(draft_probs))[None], zero, inverse)
     asks = None
     if asked:
-        places = torch.tensor([[(ask.row, ask.token_id) for ask in asked]], dtype=torch.int32).unbind(2)
-        asks = Asks(*(place.contiguous() for place in places), torch.empty(1, len(asked), dtype=torch.float64))
+        rows, token_ids = (torch.tensor([values], dtype=torch.int32) for values in zip(*asked, strict=True))
+        asks = Asks(rows, token_ids, torch.empty(1, len(asked), dtype=torch.float64))
     outcomes = WindowOutcomes(zero.clone(), torch.zeros(1, num_drafts + 1, dtype=torch.int32), zero.clone())
     accept_rows(torch.from_numpy(logits), windows, SamplingRows.of([sampling]), drafts, outcomes, asks)
     status, accepted_len = int(outcomes.statuses), int(outcomes.accepted_lens)

@@ -1,8 +1,8 @@
 """Filters found without a sort: the last token that a filter keeps is searched digit by digit over the bits of logits.
 
-A row's summary says what is left of its distribution: a prefix of the ranking, given by its last logit and, among equals
-of that, its last id; a floor for weights (min-p); the mass that is left. Whoever needs a probability computes it from
-that: `exp((logit - best) / temperature) / mass`, float32 over float64.
+A row's summary says what is left of its distribution: a prefix of the ranking, given by its last logit and, among
+equals of that, its last id; a floor for weights (min-p); the mass that is left. Whoever needs a probability computes it
+from that: `exp((logit - best) / temperature) / mass`, float32 over float64.
 
 Equality with the reference: greedy and kept sets are the same unless a token lies within rounding (1e-6, relatively) of
 what top-p or min-p ask for; probabilities agree within 1e-5 of their size, plus 1e-7 for each unit of
@@ -25,7 +25,7 @@ from kernels.target_probs import InvalidRowError
 from kernels.triton.rows import SamplingRows
 from kernels.triton.tiles import BLOCK_VOCAB, GREEDY, TileStats, is_kept, join_stats, tile_stats, weights_of
 
-_BLOCK_SEARCH = 512
+_BLOCK_SEARCH = 1024
 """Tokens that a search looks at at once."""
 _NUM_DIGITS = tl.constexpr(16)
 _ALL_IDS = tl.constexpr(2**31 - 1)

@@ -1,7 +1,7 @@
 """A program a row: the mass, then the likeliest tokens one after the other, each a pass over the row.
 
-Single-precision exponentials and double-precision sums, as on a CPU: logprobs within 1e-5 of the reference, ranks and top
-ids equal. Few rows ask for scores, and they ask for few tokens.
+Single-precision exponentials and double-precision sums, as on a CPU: logprobs within 1e-5 of the reference, ranks and
+top ids equal. Few rows ask for scores, and they ask for few tokens.
 """
 
 from __future__ import annotations

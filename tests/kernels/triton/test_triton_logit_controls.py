@@ -27,11 +27,13 @@ DRAFTS = [[4, 4, 30], [2, 4, 4], [1, 4, 5]]
 
 def expected_rows(logits: np.ndarray, texts: list[tuple[list[int], int]]) -> np.ndarray:
     """Of windows that begin with the first request's, [requests * (GAMMA + 1), V]."""
-    return np.stack([
-        reference(logits[request * (GAMMA + 1) + k], CONTROLS[request], [*tokens, *DRAFTS[request][:k]], num_prompt)
-        for request, (tokens, num_prompt) in enumerate(texts)
-        for k in range(GAMMA + 1)
-    ])
+    return np.stack(
+        [
+            reference(logits[request * (GAMMA + 1) + k], CONTROLS[request], [*tokens, *DRAFTS[request][:k]], num_prompt)
+            for request, (tokens, num_prompt) in enumerate(texts)
+            for k in range(GAMMA + 1)
+        ]
+    )
 
 
 def test_windows_and_what_was_committed() -> None:
