@@ -11,7 +11,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-Implementation = Literal["auto", "cpu", "reference"]
+Implementation = Literal["auto", "cpu", "reference", "triton"]
 
 
 class Ops(NamedTuple):
@@ -68,7 +68,7 @@ def fit_head_dim(implementation: Implementation, head_dim: int) -> Implementatio
     """
     from kernels.cpu.simd import LANES
 
-    if implementation == "reference" or head_dim % LANES == 0:
+    if implementation in ("reference", "triton") or head_dim % LANES == 0:
         return implementation
     if implementation == "cpu":
         raise ValueError(
@@ -82,8 +82,9 @@ def fit_head_dim(implementation: Implementation, head_dim: int) -> Implementatio
 def load_ops(implementation: Implementation) -> Ops:
     """Operations of one implementation: "cpu" compiled and row-exact, "reference" plain torch on any device.
 
-    "auto" takes the fastest one that this machine can run. Compiling takes seconds the first time and is cached where
-    NUMBA_CACHE_DIR says.
+    "triton" runs on a GPU, or anywhere in Triton's interpreter; it takes float32, float16 and bfloat16 and leaves out
+    rows whose slot is negative. "auto" takes the fastest one that this machine can run without a GPU. Compiling for the
+    CPU takes seconds the first time and is cached where NUMBA_CACHE_DIR says.
     """
     kind = "cpu" if implementation == "auto" else implementation
     modules = {folder: import_module(f"kernels.{folder}.{kind}") for folder in _FOLDERS.values()}
