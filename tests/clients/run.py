@@ -20,6 +20,7 @@ from clients import node_client
 from clients.environments import FOLDER, ensure_environment
 from clients.servers import API_KEY, Served, Servers
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from service_kit.settings import CommonSettings
@@ -121,7 +122,8 @@ def main() -> int:
             for index, check in enumerate(run_client(name, servers)):
                 colour = {"passed": "green", "failed": "red"}.get(check.outcome, "yellow")
                 shown = f"[{colour}]{check.outcome}[/]"
-                table.add_row("" if index else name, check.name.removeprefix("test_"), shown, check.detail[:100])
+                title, detail = escape(check.name.removeprefix("test_")), escape(check.detail[:100])
+                table.add_row("" if index else name, title, shown, detail)
                 outcomes.append(check.outcome)
             table.add_row("", f"[dim]{time.monotonic() - started:.0f} s[/]")
     console.print(table)
