@@ -50,9 +50,7 @@ def test_counts_agree(server: Server, tmp_path: Path, request_format: str) -> No
     assert len(benchmarks) == len(STREAMS)
     requests = [request for each in benchmarks for request in each["requests"]["successful"]]
     missing = REQUESTS * len(STREAMS) - len(requests)
-    assert (
-        0 <= missing <= 2
-    )  # on a busy machine it sometimes leaves one out of its report, which was answered all the same
+    assert 0 <= missing <= 2  # on a busy machine its report may lack one, answered all the same
     assert not any(each["requests"][kind] for each in benchmarks for kind in ("errored", "incomplete"))
     assert {request["output_tokens"] for request in requests} == {OUTPUT_TOKENS}
     prompt_tokens, output_tokens = (sum(each[name] for each in requests) for name in ("prompt_tokens", "output_tokens"))
