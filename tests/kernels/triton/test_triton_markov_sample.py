@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from kernels.markov_sample import ConfidenceHead, MarkovHead, MarkovKind
 from kernels.markov_sample.reference import sample_block as reference
 from kernels.markov_sample.triton import Blocks, ConfidenceTensors, HeadTensors, sample_block, sample_blocks
 from kernels.philox import Purpose, uniforms
+from kernels.rejection_sample.triton import DraftDistributions, WindowOutcomes, Windows, accept_rows
 from kernels.sampling import Regime, SlotSampling
 from kernels.triton.rows import NOBODY, SamplingRows
 
@@ -116,3 +119,31 @@ def test_rows_of_nobody_are_left_alone_and_change_nothing(dtype: torch.dtype) ->
     assert torch.equal(alone.token_ids[0], together.token_ids[2])
     assert torch.equal(alone.confidence_logits[0], together.confidence_logits[2])
     assert torch.equal(alone.probs[1], together.probs[1])
+
+
+def test_distributions_beyond_2_to_31_elements(tmp_path: Path) -> None:
+    """In a sparse file, of which only what is written takes memory."""
+    rng, stride = np.random.default_rng(4), 2**29
+    base_logits, hidden, anchor_ids, positions, rounds, _ = (torch.from_numpy(each.copy()) for each in inputs(rng, 1))
+    path, slot, shape = tmp_path / "probs", 5, (6, SLOTS, DRAFT_VOCAB)
+    path.touch()
+    os.truncate(path, 4 * (slot * stride + SLOTS * DRAFT_VOCAB))
+    arena = torch.from_file(str(path), shared=True, size=slot * stride + SLOTS * DRAFT_VOCAB)
+    far, near = arena.as_strided(shape, (stride, DRAFT_VOCAB, 1)), torch.full(shape, math.nan)
+    for probs in (far, near):
+        blocks = Blocks(
+            torch.empty(1, SLOTS, dtype=torch.int32), torch.empty(1, SLOTS), probs, torch.tensor([slot]).int()
+        )
+        rows = SamplingRows.of(SAMPLINGS[2:])
+        sample_blocks(base_logits, hidden, None, None, anchor_ids.int(), rows, positions, rounds, None, blocks, BLOCK)
+    assert torch.equal(far[slot], near[slot])
+    logits = torch.from_numpy(rng.standard_normal((SLOTS + 1, DRAFT_VOCAB)).astype(np.float32))
+    zeros, slots = torch.zeros(SLOTS + 1).int(), torch.tensor([slot]).int()
+    windows = Windows(zeros, zeros[:1], torch.tensor([SLOTS]).int(), blocks.token_ids, positions, rounds)
+    outcomes = [
+        WindowOutcomes(torch.zeros(1).int(), torch.zeros(1, SLOTS + 1).int(), torch.zeros(1).int()) for _ in range(2)
+    ]
+    for probs, outcome in zip((far, near), outcomes, strict=True):
+        accept_rows(logits, windows, rows, DraftDistributions(probs, slots), outcome, None, BLOCK)
+    assert [each.tolist() for each in outcomes[0]] == [each.tolist() for each in outcomes[1]]
+    assert outcomes[0].statuses.item() == 0
