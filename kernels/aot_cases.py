@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -131,9 +130,9 @@ def _rejection_sample(model: Model) -> None:
     outcomes = ops.WindowOutcomes(ints(_SLOTS), ints(_SLOTS, block + 1), ints(_SLOTS))
     asks = ops.Asks(ints(_SLOTS, 4), ints(_SLOTS, 4), _doubles(_SLOTS, 4))
     probs = floats(_SLOTS, block, model.vocab)
-    for target_to_draft in (None, ints(model.vocab)):
+    for target_to_draft, logits in ((None, empty), (ints(model.vocab), floats)):
         drafts = ops.DraftDistributions(probs, ints(_SLOTS), target_to_draft)
-        ops.accept_rows(floats(_ROWS, model.vocab), windows, own, drafts, outcomes, asks)
+        ops.accept_rows(logits(_ROWS, model.vocab), windows, own, drafts, outcomes, asks)
 
 
 def _markov_sample(model: Model) -> None:
@@ -187,21 +186,17 @@ def _ragged_rows(model: Model) -> None:
 
 
 CASES: dict[str, Callable[[Model], None]] = {
-    folder: case
-    for folder, case in {
-        "rms_norm": _rms_norm,
-        "silu_mul": _silu_mul,
-        "paged_attention": _paged_attention,
-        "block_attention": _block_attention,
-        "target_probs": _target_probs,
-        "rejection_sample": _rejection_sample,
-        "markov_sample": _markov_sample,
-        "logit_controls": _logit_controls,
-        "token_masks": _token_masks,
-        "token_scores": _token_scores,
-        "verify_lens": _verify_lens,
-        "ragged_rows": _ragged_rows,
-    }.items()
-    if find_spec(f"kernels.{folder}.triton")
+    "rms_norm": _rms_norm,
+    "silu_mul": _silu_mul,
+    "paged_attention": _paged_attention,
+    "block_attention": _block_attention,
+    "target_probs": _target_probs,
+    "rejection_sample": _rejection_sample,
+    "markov_sample": _markov_sample,
+    "logit_controls": _logit_controls,
+    "token_masks": _token_masks,
+    "token_scores": _token_scores,
+    "verify_lens": _verify_lens,
+    "ragged_rows": _ragged_rows,
 }
 """By operation's folder."""

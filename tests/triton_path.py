@@ -2,8 +2,8 @@
 
     python tests/triton_path.py triton device      (with TRITON_INTERPRET=1)
 
-Prints JSON: kind → mode → texts. Kinds: "reference" (plain torch), "cpu", "triton" (its kernels in the CPU's engine)
-and "device" (steps captured whole, on a GPU that is not there).
+Prints JSON: kind → mode → texts. Kinds: "reference" (plain torch), "cpu", "triton" (its kernels in the CPU's engine),
+"device" (steps captured whole, on a GPU that is not there) and "cuda" (on one that is).
 """
 
 from __future__ import annotations
@@ -37,22 +37,27 @@ _FACTS = GpuFacts("a GPU that is not there", (9, 0), True, 2**34, 2**34)
 _REQUESTS = (
     SamplingOptions(temperature=0.0),
     SamplingOptions(temperature=1.5, seed=7, top_p=0.9),
-    SamplingOptions(temperature=2.0),  # rejection sampling
     SamplingOptions(temperature=0.0, frequency_penalty=0.5),  # accepted on the host
+    SamplingOptions(temperature=2.0),  # rejection sampling
 )
+NUM_INVARIANT = 3
+"""Requests whose text no mode changes."""
 
 
 def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 8) -> dict[str, list[list[int]]]:
     """Token ids of every request by mode, all requests of a mode at once."""
-    settings: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"kernels": kind}
+    settings: dict[str, Any] = {"kernels": kind} if kind in ("reference", "cpu", "triton") else {"device": "cuda"}
     gpu = fake_gpu(refuses_reads=False)
     patches = [
         mock.patch.object(CostSource, "obtain", return_value=_COSTS),
+        mock.patch("scheduler_service.admission.secrets", SimpleNamespace(randbits=lambda bits: _KEY)),
+    ]
+    on_fake_gpu = [
         mock.patch("verifier_service.loading.open_gpu", return_value=gpu),
         mock.patch("drafter_service.loading.open_gpu", return_value=gpu),
         mock.patch.object(choose_device, "__defaults__", (lambda: _FACTS,)),
-        mock.patch("scheduler_service.admission.secrets", SimpleNamespace(randbits=lambda bits: _KEY)),
     ]
+    patches += on_fake_gpu if kind == "device" else []
     for patch in patches:
         patch.start()
     executors = Executors(**settings)

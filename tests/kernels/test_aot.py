@@ -1,0 +1,67 @@
+"""Every Triton kernel compiles for the GPUs we name, and what it takes of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("this process interprets kernels", allow_module_level=True)
+
+from kernels.aot import MAX_SHARED_BYTES, TARGETS, Usage, as_markdown, compiling_for, usages
+from kernels.aot_cases import CASES, floats
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Usage]:
+    """Every kernel at the larger model's shapes."""
+    return list(usages(models=("Qwen3-8B",)))
+
+
+def test_every_operation_is_compiled_for_every_target(compiled: list[Usage]) -> None:
+    folders = {path.parent.name for path in ROOT.glob("kernels/*/triton.py")}
+    assert folders == set(CASES)
+    for target in TARGETS:
+        assert {usage.operation for usage in compiled if usage.target == target} == folders
+    table = as_markdown(compiled)
+    assert all(f"| {usage.kernel} |" in table for usage in compiled)
+
+
+def test_no_kernel_of_attention_or_sampling_spills(compiled: list[Usage]) -> None:
+    spilling = {(usage.kernel, usage.target, usage.spilled_bytes) for usage in compiled if usage.spilled_bytes}
+    assert spilling == set()
+
+
+def test_shared_memory_fits_a_block(compiled: list[Usage]) -> None:
+    too_large = {
+        (usage.kernel, usage.target) for usage in compiled if usage.shared_bytes > MAX_SHARED_BYTES[usage.target]
+    }
+    assert too_large == set()
+
+
+def test_a_kernel_that_spills_is_seen() -> None:
+    """So that no spills means something: 64 KiB of accumulators a warp cannot stay in registers."""
+    from aot_probe import hoard
+
+    with compiling_for(90) as kernels:
+        hoard(floats(128, 128))
+    from kernels.aot import resource_usage
+
+    _, spilled = resource_usage(kernels[0][1].asm["cubin"])
+    assert spilled > 0
+
+
+def test_the_interpreter_is_told_from_the_compiler() -> None:
+    code = "from kernels.aot import compiling_for\nwith compiling_for(90): pass"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "this process interprets kernels" in run.stderr
