@@ -22,11 +22,11 @@ from kernels.triton.attention import (
     store_part,
     store_result,
 )
-from kernels.triton.attention_tiles import check_ints, heads_of, make_parts, merge_parts
+from kernels.triton.attention_tiles import BLOCK_N, check_ints, heads_of, make_parts, merge_parts
 
 
 @triton.jit
-def attend_block(  # type: ignore[no-untyped-def]
+def attend_block(
     first,
     second,
     qkv_ptr,
@@ -71,7 +71,7 @@ def attend_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["max_segments", "window"])
-def block_attend_kernel(  # type: ignore[no-untyped-def]
+def block_attend_kernel(
     qkv_ptr,
     anchors_ptr,
     row_slots_ptr,
@@ -240,6 +240,7 @@ def block_attention(
     if not len(row_slots):
         return
     parts = make_parts(len(out), heads, page_table)
+    num_queries = max(16, triton.next_power_of_2(block_len) * heads.group_block)
     block_attend_kernel[(len(row_slots), heads.num_kv_heads, parts.num_parts)](
         qkv,
         anchor_positions,
@@ -268,10 +269,10 @@ def block_attention(
         PAGE_SIZE=heads.page_size,
         BLOCK_LEN=block_len,
         BLOCK_SLOTS=max(16, triton.next_power_of_2(block_len)),
-        BLOCK_M=max(16, triton.next_power_of_2(block_len) * heads.group_block),
-        BLOCK_N=heads.block_n,
+        BLOCK_M=num_queries,
+        BLOCK_N=BLOCK_N,
         **heads.blocks,
-        num_warps=4,
+        num_warps=8 if num_queries >= 64 else 4,
         num_stages=heads.num_stages(keys.element_size()),
         enable_fp_fusion=False,
     )

@@ -23,14 +23,14 @@ from kernels.triton.attention import (
     store_part,
     store_result,
 )
-from kernels.triton.attention_tiles import check_ints, heads_of, make_parts, merge_parts
+from kernels.triton.attention_tiles import BLOCK_N, check_ints, heads_of, make_parts, merge_parts
 
 _BLOCK_M = 64
 """Queries of a tile: rows times the query heads of a K/V head. The same at any number of rows, for the same bits."""
 
 
 @triton.jit
-def write_kernel(  # type: ignore[no-untyped-def]
+def write_kernel(
     kv_ptr,
     positions_ptr,
     row_slots_ptr,
@@ -86,7 +86,7 @@ def write_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def tile_len(row_slots_ptr, row, slot, BLOCK_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def tile_len(row_slots_ptr, row, slot, BLOCK_ROWS: tl.constexpr):
     """Most rows of the tile that begins with `row`; 0 if none does.
 
     Rows of a slot are neighbours. Their first BLOCK_ROWS are a tile, so a verify window is one; from there on tiles
@@ -101,7 +101,7 @@ def tile_len(row_slots_ptr, row, slot, BLOCK_ROWS: tl.constexpr):  # type: ignor
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_segments", "window"])
-def attend_kernel(  # type: ignore[no-untyped-def]
+def attend_kernel(
     qkv_ptr,
     positions_ptr,
     row_slots_ptr,
@@ -285,9 +285,9 @@ def paged_attention(
         GROUP_BLOCK=heads.group_block,
         PAGE_SIZE=heads.page_size,
         BLOCK_M=max(_BLOCK_M, heads.group_block),
-        BLOCK_N=heads.block_n,
+        BLOCK_N=BLOCK_N,
         **heads.blocks,
-        num_warps=4,
+        num_warps=8,
         num_stages=heads.num_stages(keys.element_size()),
         enable_fp_fusion=False,
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @triton.jit
-def rms_norm_kernel(  # type: ignore[no-untyped-def]
+def rms_norm_kernel(
     x_ptr,
     delta_ptr,
     weight_ptr,

@@ -10,7 +10,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, size, BLOCK: tl.constexpr):
     """A block of one row; computed in float32."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size

@@ -21,7 +21,7 @@ _IS_INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def dot(a, b, total):  # type: ignore[no-untyped-def]
+def dot(a, b, total):
     """a @ b + total, summed in float32; float32 operands are not rounded."""
     if _IS_INTERPRETED:  # the interpreter multiplies the bits of bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -29,7 +29,7 @@ def dot(a, b, total):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def load_rotated(  # type: ignore[no-untyped-def]
+def load_rotated(
     rows_ptr, offsets, is_valid, positions, cos_ptr, sin_ptr, norm_ptr, eps, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Heads that start at element offsets [M], normalised (unless norm_ptr is None) and rotated: halves [M, BLOCK].
@@ -55,20 +55,20 @@ def load_rotated(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def empty_state(BLOCK_M: tl.constexpr, BLOCK_HEAD: tl.constexpr):  # type: ignore[no-untyped-def]
+def empty_state(BLOCK_M: tl.constexpr, BLOCK_HEAD: tl.constexpr):
     """Of each query: the largest score (base 2), the sum of weights relative to it, the weighted sum of values."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return largest, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_HEAD], tl.float32)
 
 
 @triton.jit
-def finite(largest):  # type: ignore[no-untyped-def]
+def finite(largest):
     """A number to subtract: 0 in place of the -inf of a query that has seen nothing."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
-def add_scores(scores, values, largest, weight, total):  # type: ignore[no-untyped-def]
+def add_scores(scores, values, largest, weight, total):
     """A state after scores [M, N], -inf where a query does not see, and finite values [N, BLOCK_HEAD]."""
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
     base = finite(new_largest)
@@ -79,7 +79,7 @@ def add_scores(scores, values, largest, weight, total):  # type: ignore[no-untyp
 
 
 @triton.jit
-def merge(largest, weight, total, other_largest, other_weight, other_total):  # type: ignore[no-untyped-def]
+def merge(largest, weight, total, other_largest, other_weight, other_total):
     """The state of two segments; an empty one leaves the other's bits as they are."""
     new_largest = tl.maximum(largest, other_largest)
     base = finite(new_largest)
@@ -89,7 +89,7 @@ def merge(largest, weight, total, other_largest, other_weight, other_total):  # 
 
 
 @triton.jit
-def attend_segment(  # type: ignore[no-untyped-def]
+def attend_segment(
     first,
     second,
     first_seen,
@@ -141,7 +141,7 @@ def attend_segment(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_part(  # type: ignore[no-untyped-def]
+def store_part(
     parts_ptr,
     stats_ptr,
     places,
@@ -161,9 +161,7 @@ def store_part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_result(  # type: ignore[no-untyped-def]
-    out_ptr, offsets, is_valid, weight, total, HEAD_DIM: tl.constexpr, BLOCK_HEAD: tl.constexpr
-):
+def store_result(out_ptr, offsets, is_valid, weight, total, HEAD_DIM: tl.constexpr, BLOCK_HEAD: tl.constexpr):
     """Writes results of queries to element offsets [M]."""
     element = tl.arange(0, BLOCK_HEAD)
     mask = is_valid[:, None] & (element < HEAD_DIM)[None, :]
@@ -172,7 +170,7 @@ def store_result(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["max_segments", "window"])
-def merge_parts_kernel(  # type: ignore[no-untyped-def]
+def merge_parts_kernel(
     parts_ptr,
     stats_ptr,
     positions_ptr,

@@ -14,6 +14,8 @@ _MAX_SPLIT_ROWS = 64
 """Rows up to which programs share a context: more rows are enough work for a GPU, and states take memory by row."""
 _MAX_PARTS = 16
 """Programs that share a context. Segments are dealt out in turn."""
+BLOCK_N = 32
+"""Positions of a block of K and V: with 64 the attention kernels spill registers at head_dim 128."""
 _LANES = 16
 """Positions of a page that are one vector (32 bytes of bfloat16)."""
 
@@ -44,11 +46,6 @@ class Heads(NamedTuple):
             "BLOCK_HALF": max(16, triton.next_power_of_2(self.head_dim // 2)),
             "BLOCK_HEAD": max(16, triton.next_power_of_2(self.head_dim)),
         }
-
-    @property
-    def block_n(self) -> int:
-        """Positions of a block of K and V: 16 KiB of each in bfloat16."""
-        return 64 if self.head_dim <= 128 else 32
 
     def num_stages(self, element_bytes: int) -> int:
         """Blocks of K and V in shared memory at once."""
@@ -95,17 +92,21 @@ def max_segments(page_table: Tensor, page_size: int) -> int:
     return -(-page_table.shape[1] * page_size // int(SEGMENT)) + 1
 
 
+def is_shared(num_rows: int, num_segments: int) -> bool:
+    """Whether programs share contexts, given `max_segments`: rows are few and a context may be longer than one."""
+    return num_rows <= _MAX_SPLIT_ROWS and num_segments > 2
+
+
 def parts_bytes(num_rows: int, num_heads: int, head_dim: int, max_len: int) -> int:
     """Memory that a call over so many rows takes for states: what a memory plan must leave free."""
-    if num_rows > _MAX_SPLIT_ROWS:
-        return 0
-    return num_rows * num_heads * (-(-max_len // int(SEGMENT)) + 1) * (head_dim + 2) * 4
+    num_segments = -(-max_len // int(SEGMENT)) + 1
+    return num_rows * num_heads * num_segments * (head_dim + 2) * 4 if is_shared(num_rows, num_segments) else 0
 
 
 def make_parts(num_rows: int, heads: Heads, page_table: Tensor) -> Parts:
     """How a call's contexts are shared."""
     count = max_segments(page_table, heads.page_size)
-    if num_rows > _MAX_SPLIT_ROWS:
+    if not is_shared(num_rows, count):
         return Parts(None, None, count, 1)
     shape = num_rows, heads.num_heads, count
     totals = torch.empty(*shape, heads.head_dim, dtype=torch.float32, device=page_table.device)

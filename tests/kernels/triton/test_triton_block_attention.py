@@ -39,10 +39,17 @@ def attend(
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    ("block_len", "dtype"),
-    [(1, torch.float32), (7, torch.float32), (20, torch.float32), (7, torch.float16), (7, torch.bfloat16)],
+    ("case", "block_len", "dtype"),
+    [
+        (CASES[0], 1, torch.float32),
+        (CASES[0], 20, torch.float32),
+        (CASES[0], 7, torch.float16),
+        (CASES[0], 7, torch.bfloat16),
+        (CASES[1], 7, torch.float32),
+        (CASES[1], 20, torch.float32),
+        (CASES[1], 7, torch.bfloat16),
+    ],
 )
 def test_matches_reference_and_leaves_pages_alone(case: Case, block_len: int, dtype: torch.dtype) -> None:
     store = filled_store(case, dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,8 +48,10 @@ def filled(case: Case, lengths: dict[int, int], dtype: torch.dtype = torch.float
     return cast(store, dtype)
 
 
-@pytest.mark.parametrize("case", [PLAIN, WINDOWED])
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(PLAIN, dtype) for dtype in TOLERANCES] + [(WINDOWED, torch.float32), (WINDOWED, torch.bfloat16)],
+)
 def test_mixed_rows_match_reference(case: Case, dtype: torch.dtype) -> None:
     store = filled(case, {slot: start for slot, (start, _) in MIXED.items()}, dtype)
     expected_store = cast(store.clone_pages(), torch.float32)
@@ -70,7 +74,7 @@ def test_a_row_does_not_depend_on_its_batch(case: Case) -> None:
     positions, slots = rows_of({0: (0, 70), 2: (300, 8), 1: (64, 1)})
     qkv = torch.randn(len(positions), case.width, generator=torch.Generator().manual_seed(3))
     together = attend(case, store, qkv, positions, slots)
-    for rows in (slice(78, 79), slice(77, 79), slice(70, 78), slice(40, 78), slice(69, 70), slice(3, 19)):
+    for rows in (slice(78, 79), slice(70, 78), slice(56, 79)):
         assert torch.equal(attend(case, store, qkv[rows], positions[rows], slots[rows]), together[rows]), rows
 
 
@@ -79,7 +83,7 @@ def test_every_verify_length_gives_the_rows_of_the_longest() -> None:
     positions, slots = rows_of({0: (40, 8)})
     qkv = torch.randn(8, PLAIN.width)
     longest = attend(PLAIN, store, qkv, positions, slots)
-    for length in range(8):
+    for length in range(7):
         rows = slice(0, length + 1)
         assert torch.equal(attend(PLAIN, store, qkv[rows], positions[rows], slots[rows]), longest[rows])
 
@@ -97,6 +101,26 @@ def test_padding_rows_write_nothing(num_padding: int) -> None:
     assert out[4:].isnan().all()
     assert torch.equal(store.keys.nan_to_num(7.0), expected_store.keys.nan_to_num(7.0))
     assert torch.equal(store.values.nan_to_num(7.0), expected_store.values.nan_to_num(7.0))
+
+
+def test_pages_past_two_billion_elements(tmp_path: Path) -> None:
+    """In a file with holes: no memory is taken for the pages between."""
+    case, num_pages = Case(num_heads=1, num_kv_heads=1, head_dim=16), 2**23 + 8
+    size = num_pages * case.head_dim * case.page_size
+    keys, values = (
+        torch.from_file(str(tmp_path / name), shared=True, size=size, dtype=torch.float16)
+        for name in ("keys", "values")
+    )
+    far = make_store(case, num_slots=1, max_len=32)
+    near = cast(far, torch.float16)
+    far = far._replace(
+        page_table=int32(2**23 + 2, 2**23 + 5)[None],
+        keys=keys.view(num_pages, 1, case.head_dim, case.page_size),
+        values=values.view(num_pages, 1, case.page_size, case.head_dim),
+    )
+    qkv, (positions, slots) = torch.randn(20, case.width).half(), rows_of({0: (0, 20)})
+    assert torch.equal(attend(case, far, qkv, positions, slots), attend(case, near, qkv, positions, slots))
+    assert (far.keys[2**23 + 2] == near.keys[near.page_table[0, 0]]).all()
 
 
 def test_no_rows() -> None:
