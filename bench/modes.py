@@ -84,8 +84,8 @@ def _parse(name: str) -> ModeSpec:
     allowed = _VARIANTS if mode in _SCHEDULED else {}
     for part in parts:
         if part not in allowed:
-            known = ", ".join([*allowed, _UNDRAFTED, _AGAIN])
-            raise _error(f"{name!r}: {mode} may be followed by {known}, not by {part!r}")
+            variants = ", ".join([*allowed, _UNDRAFTED, _AGAIN])
+            raise _error(f"{name!r}: {mode} may be followed by {variants}, not by {part!r}")
     return ModeSpec(name, mode, tuple((_PREFIX + allowed[part][0], allowed[part][1]) for part in parts))
 
 
