@@ -27,30 +27,11 @@ from kernels.triton.attention_tiles import BLOCK_N, check_ints, heads_of, make_p
 
 @triton.jit
 def attend_block(
-    first,
-    second,
-    qkv_ptr,
-    begin,
-    anchor,
-    kv_head,
-    offset,
-    qkv_stride,
-    cos_ptr,
-    sin_ptr,
-    k_norm_ptr,
-    window,
-    eps,
-    score_scale,
-    value_type: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_LEN: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEAD: tl.constexpr,
-):
+    first, second, qkv_ptr, begin, anchor, kv_head, offset, qkv_stride, cos_ptr, sin_ptr, k_norm_ptr, window, eps,
+    score_scale, value_type: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    BLOCK_LEN: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_HEAD: tl.constexpr,
+):  # fmt: skip
     """State of a block's own keys and values; offset [M] is each query's place in the block."""
     slot_of, element = tl.arange(0, BLOCK_SLOTS), tl.arange(0, BLOCK_HEAD)
     is_slot = slot_of < BLOCK_LEN
@@ -72,39 +53,12 @@ def attend_block(
 
 @triton.jit(do_not_specialize=["max_segments", "window"])
 def block_attend_kernel(
-    qkv_ptr,
-    anchors_ptr,
-    row_slots_ptr,
-    page_table_ptr,
-    cos_ptr,
-    sin_ptr,
-    keys_ptr,
-    values_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    out_ptr,
-    parts_ptr,
-    stats_ptr,
-    qkv_stride,
-    out_stride,
-    max_pages,
-    page_stride,
-    max_segments,
-    window,
-    eps,
-    score_scale,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_LEN: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEAD: tl.constexpr,
-):
+    qkv_ptr, anchors_ptr, row_slots_ptr, page_table_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, q_norm_ptr,
+    k_norm_ptr, out_ptr, parts_ptr, stats_ptr, qkv_stride, out_stride, max_pages, page_stride, max_segments, window,
+    eps, score_scale, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEAD: tl.constexpr,
+):  # fmt: skip
     """One block, the query heads of one K/V head, every num_parts-th segment; the last part has the block itself."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     block, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 from kernels.cpu.jit import compiled
 from kernels.linear import floats, levels
 from kernels.registry import load_ops
@@ -16,6 +18,16 @@ def test_implementations_have_equal_signatures() -> None:
         plain, compiled = getattr(reference, name), getattr(cpu, name)
         assert plain is not compiled
         assert inspect.signature(plain) == inspect.signature(compiled), name
+
+
+def test_triton_has_the_signatures_of_the_reference() -> None:
+    pytest.importorskip("triton.language", reason="Triton is not installed")
+    reference, triton = load_ops("reference"), load_ops("triton")
+    assert not triton.is_compiled
+    for name in (field for field in reference._fields if callable(getattr(reference, field))):
+        plain, other = getattr(reference, name), getattr(triton, name)
+        assert plain is not other
+        assert inspect.signature(plain) == inspect.signature(other), name
 
 
 def test_functions_of_one_factory_have_names_of_their_own() -> None:
