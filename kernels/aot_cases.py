@@ -86,19 +86,20 @@ def _pages(model: Model) -> tuple[Tensor, ...]:
 def _paged_attention(model: Model) -> None:
     ops = import_module("kernels.paged_attention.triton")
     norm, place = empty(model.head_dim), (ints(_ROWS), ints(_ROWS), ints(_SLOTS, _MAX_PAGES))
-    qkv, out = empty(_ROWS, model.q_size + 2 * model.kv_size), empty(_ROWS, model.q_size)
-    for window in (0, 1024):
-        ops.paged_attention(qkv, *place, *_pages(model), norm, norm, 1e-6, window, out)
+    for rows in (_ROWS, 4 * _ROWS):  # programs share the contexts of few rows
+        qkv, out = empty(rows, model.q_size + 2 * model.kv_size), empty(rows, model.q_size)
+        table = ints(_SLOTS, _MAX_PAGES)
+        ops.paged_attention(qkv, ints(rows), ints(rows), table, *_pages(model), norm, norm, 1e-6, 0, out)
     ops.write_context(empty(_ROWS, 2 * model.kv_size), *place, *_pages(model), norm, 1e-6)
 
 
 def _block_attention(model: Model) -> None:
     ops = import_module("kernels.block_attention.triton")
-    norm, place = empty(model.head_dim), (ints(_SLOTS), ints(_SLOTS), model.block_size, ints(_SLOTS, _MAX_PAGES))
-    rows = _SLOTS * model.block_size
-    qkv, out = empty(rows, model.q_size + 2 * model.kv_size), empty(rows, model.q_size)
-    for window in (0, 1024):
-        ops.block_attention(qkv, *place, *_pages(model), norm, norm, 1e-6, window, out)
+    norm, table = empty(model.head_dim), ints(_SLOTS, _MAX_PAGES)
+    for blocks in (1, _SLOTS):  # programs share the contexts of few rows
+        rows, place = blocks * model.block_size, (ints(blocks), ints(blocks), model.block_size, table)
+        qkv, out = empty(rows, model.q_size + 2 * model.kv_size), empty(rows, model.q_size)
+        ops.block_attention(qkv, *place, *_pages(model), norm, norm, 1e-6, 0, out)
 
 
 def _wide(*shape: int) -> Tensor:
