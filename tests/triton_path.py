@@ -44,7 +44,7 @@ NUM_INVARIANT = 3
 """Requests whose text no mode changes."""
 
 
-def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 8) -> dict[str, list[list[int]]]:
+def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[str, list[list[int]]]:
     """Token ids of every request by mode, all requests of a mode at once."""
     settings: dict[str, Any] = {"kernels": kind} if kind in ("reference", "cpu", "triton") else {"device": "cuda"}
     gpu = fake_gpu(refuses_reads=False)
@@ -67,7 +67,7 @@ def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 8) -> dict[
             with executors.scheduler(mode, max_num_seqs=4, max_model_len=48, max_batch_tokens=16) as scheduler:
                 streams = [Stream() for _ in _REQUESTS]
                 for index, (options, stream) in enumerate(zip(_REQUESTS, streams, strict=True)):
-                    prompt = [(7 * index + 11 * place) % 512 for place in range(5 + 3 * index)]
+                    prompt = [(7 * index + 11 * place) % 512 for place in range(3 + 2 * index)]
                     scheduler.submit(GenerateSpec(f"r{index}", prompt, options, num_tokens), stream)
                 assert all(stream.ended.wait(600) for stream in streams)
                 assert [stream.wait().error for stream in streams] == [""] * len(streams)

@@ -234,7 +234,8 @@ class VerifierEngine:
     def _warm_up(self) -> None:
         draws.warm_up()
         context_len = min(_WARM_UP_CONTEXT, self.target.model.config.max_position)
-        for num_tokens in _WARM_UP_ROWS:
+        # On a GPU the capture of a session's steps warms them up: one forward shows whether it can carry the weights.
+        for num_tokens in _WARM_UP_ROWS if self.target.gpu is None else (1,):
             if not self._scratch_forward(num_tokens, context_len, min(num_tokens, context_len))().isfinite().all():
                 raise ConfigurationError(
                     f"{self.target.name}: logits of a trial forward are not finite in weight format "

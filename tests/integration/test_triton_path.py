@@ -1,0 +1,31 @@
+"""Four services' worth of one process on Triton's kernels, interpreted: the texts of the CPU's reference engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton_path import MODES, NUM_INVARIANT, texts
+
+pytest.importorskip("triton")
+TESTS = Path(__file__).parents[1]
+
+
+def test_texts_of_captured_steps_are_those_of_the_reference() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    command = [sys.executable, str(TESTS / "triton_path.py"), "device"]
+    interpreted = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    expected = texts("reference")
+    output, _ = interpreted.communicate()
+    assert interpreted.returncode == 0
+    found = json.loads(output)["device"]
+    for mode in MODES:
+        # In "compact" what is verified follows the times of steps, and with it which draws an unseeded request takes.
+        count = NUM_INVARIANT if mode == "compact" else len(expected[mode])
+        assert found[mode][:count] == expected[mode][:count], mode
+    for mode in MODES[1:]:
+        assert expected[mode][:NUM_INVARIANT] == expected["off"][:NUM_INVARIANT]
