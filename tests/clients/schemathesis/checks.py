@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from server_options import Server
 
 HERE = Path(__file__).parent
+PYTHON_BUG = "AST constructor recursion depth mismatch"
+"""What CPython 3.11 says at times when hypothesis reads the source of a lambda deep within calls: a case that was never
+sent."""
 
 
 def test_openapi_holds(server: Server, tmp_path: Path) -> None:
@@ -20,4 +24,7 @@ def test_openapi_holds(server: Server, tmp_path: Path) -> None:
     command += ["--generation-database", "none", "--request-timeout", "60", "--continue-on-failure"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     print(result.stdout, result.stderr)
-    assert result.returncode == 0, "see above"
+    errors = sum(map(int, re.findall(r"Runtime Error: (\d+)", result.stdout)))
+    is_tools_own = 0 < errors == result.stdout.count(f"SystemError: {PYTHON_BUG}") and " FAILURES " not in result.stdout
+    assert result.returncode == 0 or is_tools_own, "see above"
+    assert re.search(r"(\d{3,}) generated, \1 passed", result.stdout)
