@@ -9,7 +9,9 @@ of them, corrects the lengths.
 that was measured, and so does a plain step that drafting disturbed: behind a drafted one it could not be chained.
 While the account is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs its
 predicted loss on it. So all time lost to drafting is at most the first credit + `probe_share` of the steps, but for two
-steps (the second is planned before the first is learned from), however wrong the estimates are.
+steps (the second is planned before the first is learned from), however wrong the predictions are: as far as plain steps
+are measured right. Where a draft pass slows the plain steps behind it, they count as what plain steps take
+(docs/scheduling.md has what that cost).
 """
 
 from __future__ import annotations
