@@ -12,7 +12,7 @@ class DrafterServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceGetInfoResponse(_message.Message):
-    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "block_size", "elastic_block_sizes", "target_vocab_size", "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers", "page_bytes", "page_size", "has_confidence_head", "weight_format", "device", "calibration")
+    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "block_size", "elastic_block_sizes", "target_vocab_size", "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers", "page_bytes", "page_size", "has_confidence_head", "weight_format", "device", "calibration", "publishes_blocks")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class DrafterServiceGetInfoResponse(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     contract_version: int
     model: str
     fingerprint: str
@@ -47,7 +48,8 @@ class DrafterServiceGetInfoResponse(_message.Message):
     weight_format: str
     device: str
     calibration: str
-    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., elastic_block_sizes: _Optional[_Iterable[int]] = ..., target_vocab_size: _Optional[int] = ..., draft_vocab_size: _Optional[int] = ..., target_hidden_size: _Optional[int] = ..., target_layer_ids: _Optional[_Iterable[int]] = ..., num_target_layers: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., has_confidence_head: _Optional[bool] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., calibration: _Optional[str] = ...) -> None: ...
+    publishes_blocks: bool
+    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., elastic_block_sizes: _Optional[_Iterable[int]] = ..., target_vocab_size: _Optional[int] = ..., draft_vocab_size: _Optional[int] = ..., target_hidden_size: _Optional[int] = ..., target_layer_ids: _Optional[_Iterable[int]] = ..., num_target_layers: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., has_confidence_head: _Optional[bool] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., calibration: _Optional[str] = ..., publishes_blocks: _Optional[bool] = ...) -> None: ...
 
 class DrafterServiceAttachRequest(_message.Message):
     __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "features_arena")
@@ -64,17 +66,19 @@ class DrafterServiceAttachRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
 
 class DrafterServiceAttachResponse(_message.Message):
-    __slots__ = ("epoch", "draft_probs_arena", "draft_to_target_arena")
+    __slots__ = ("epoch", "draft_probs_arena", "draft_to_target_arena", "blocks_arena")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBS_ARENA_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TO_TARGET_ARENA_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ARENA_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     draft_probs_arena: str
     draft_to_target_arena: str
-    def __init__(self, epoch: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., draft_to_target_arena: _Optional[str] = ...) -> None: ...
+    blocks_arena: str
+    def __init__(self, epoch: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., draft_to_target_arena: _Optional[str] = ..., blocks_arena: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "slots", "ingest_slots", "ingest_starts", "ingest_counts", "ingest_oldest_step_ids", "ingest_newest_step_ids", "row_slots", "row_anchor_ids", "row_anchor_positions", "row_rounds", "num_draft_tokens")
+    __slots__ = ("session", "epoch", "step_id", "slots", "ingest_slots", "ingest_starts", "ingest_counts", "ingest_oldest_step_ids", "ingest_newest_step_ids", "row_slots", "row_anchor_ids", "row_anchor_positions", "row_rounds", "num_draft_tokens", "publishes_blocks", "confidence_odds")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +93,8 @@ class DraftRequest(_message.Message):
     ROW_ANCHOR_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     ROW_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_ODDS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -103,7 +109,9 @@ class DraftRequest(_message.Message):
     row_anchor_positions: _containers.RepeatedScalarFieldContainer[int]
     row_rounds: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., ingest_slots: _Optional[_Iterable[int]] = ..., ingest_starts: _Optional[_Iterable[int]] = ..., ingest_counts: _Optional[_Iterable[int]] = ..., ingest_oldest_step_ids: _Optional[_Iterable[int]] = ..., ingest_newest_step_ids: _Optional[_Iterable[int]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_anchor_ids: _Optional[_Iterable[int]] = ..., row_anchor_positions: _Optional[_Iterable[int]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    publishes_blocks: bool
+    confidence_odds: bytes
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., ingest_slots: _Optional[_Iterable[int]] = ..., ingest_starts: _Optional[_Iterable[int]] = ..., ingest_counts: _Optional[_Iterable[int]] = ..., ingest_oldest_step_ids: _Optional[_Iterable[int]] = ..., ingest_newest_step_ids: _Optional[_Iterable[int]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_anchor_ids: _Optional[_Iterable[int]] = ..., row_anchor_positions: _Optional[_Iterable[int]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., publishes_blocks: _Optional[bool] = ..., confidence_odds: _Optional[bytes] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("token_ids", "confidences", "ingest_failures", "timings", "draft_probs")

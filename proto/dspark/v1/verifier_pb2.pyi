@@ -12,7 +12,7 @@ class VerifierServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierServiceGetInfoResponse(_message.Message):
-    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "vocab_size", "hidden_size", "num_layers", "max_position", "page_bytes", "page_size", "eos_token_ids", "weight_format", "device", "padded_rows", "sampling_defaults", "weight_format_reason", "inexact_reason")
+    __slots__ = ("contract_version", "model", "fingerprint", "epoch", "vocab_size", "hidden_size", "num_layers", "max_position", "page_bytes", "page_size", "eos_token_ids", "weight_format", "device", "padded_rows", "sampling_defaults", "weight_format_reason", "inexact_reason", "sets_verify_lens")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class VerifierServiceGetInfoResponse(_message.Message):
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FORMAT_REASON_FIELD_NUMBER: _ClassVar[int]
     INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
+    SETS_VERIFY_LENS_FIELD_NUMBER: _ClassVar[int]
     contract_version: int
     model: str
     fingerprint: str
@@ -47,7 +48,8 @@ class VerifierServiceGetInfoResponse(_message.Message):
     sampling_defaults: SamplingDefaults
     weight_format_reason: str
     inexact_reason: str
-    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., weight_format_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ...) -> None: ...
+    sets_verify_lens: bool
+    def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_position: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., padded_rows: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., weight_format_reason: _Optional[str] = ..., inexact_reason: _Optional[str] = ..., sets_verify_lens: _Optional[bool] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -64,7 +66,7 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class VerifierServiceAttachRequest(_message.Message):
-    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena", "masks_arena")
+    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena", "masks_arena", "blocks_arena")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +78,7 @@ class VerifierServiceAttachRequest(_message.Message):
     FEATURE_LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TO_TARGET_ARENA_FIELD_NUMBER: _ClassVar[int]
     MASKS_ARENA_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_ARENA_FIELD_NUMBER: _ClassVar[int]
     session: int
     num_slots: int
     num_pages: int
@@ -87,7 +90,8 @@ class VerifierServiceAttachRequest(_message.Message):
     feature_layer_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_to_target_arena: str
     masks_arena: str
-    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ..., masks_arena: _Optional[str] = ...) -> None: ...
+    blocks_arena: str
+    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ..., masks_arena: _Optional[str] = ..., blocks_arena: _Optional[str] = ...) -> None: ...
 
 class VerifierServiceAttachResponse(_message.Message):
     __slots__ = ("epoch", "features_arena")
@@ -98,7 +102,7 @@ class VerifierServiceAttachResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained", "prob_rows", "prob_positions", "prob_token_ids", "row_masked")
+    __slots__ = ("session", "epoch", "step_id", "slots", "row_slots", "row_starts", "row_num_tokens", "row_num_drafts", "row_emits", "row_rounds", "token_ids", "row_chained", "prob_rows", "prob_positions", "prob_token_ids", "row_masked", "block_rows", "block_max_drafts", "block_weights", "verify_budget")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +119,10 @@ class StepRequest(_message.Message):
     PROB_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_MASKED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_BUDGET_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -131,7 +139,11 @@ class StepRequest(_message.Message):
     prob_positions: _containers.RepeatedScalarFieldContainer[int]
     prob_token_ids: _containers.RepeatedScalarFieldContainer[int]
     row_masked: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ..., prob_rows: _Optional[_Iterable[int]] = ..., prob_positions: _Optional[_Iterable[int]] = ..., prob_token_ids: _Optional[_Iterable[int]] = ..., row_masked: _Optional[_Iterable[bool]] = ...) -> None: ...
+    block_rows: _containers.RepeatedScalarFieldContainer[int]
+    block_max_drafts: _containers.RepeatedScalarFieldContainer[int]
+    block_weights: _containers.RepeatedScalarFieldContainer[float]
+    verify_budget: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., slots: _Optional[_Union[_types_pb2.SlotUpdates, _Mapping]] = ..., row_slots: _Optional[_Iterable[int]] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_num_tokens: _Optional[_Iterable[int]] = ..., row_num_drafts: _Optional[_Iterable[int]] = ..., row_emits: _Optional[_Iterable[bool]] = ..., row_rounds: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., row_chained: _Optional[_Iterable[bool]] = ..., prob_rows: _Optional[_Iterable[int]] = ..., prob_positions: _Optional[_Iterable[int]] = ..., prob_token_ids: _Optional[_Iterable[int]] = ..., row_masked: _Optional[_Iterable[bool]] = ..., block_rows: _Optional[_Iterable[int]] = ..., block_max_drafts: _Optional[_Iterable[int]] = ..., block_weights: _Optional[_Iterable[float]] = ..., verify_budget: _Optional[int] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("verify_lens", "accepted_lens", "token_ids", "failures", "timings", "scores", "prompt_scores", "target_probs")
