@@ -35,6 +35,8 @@ class SamplingOps(NamedTuple):
     """(logits, masks)"""
     token_score: Callable[[npt.NDArray[np.float32], int, int], TokenScore]
     """(logits, token_id, num_top)"""
+    verify_lens: Callable[..., None]
+    """(survivals, limits, budget, lens), tensors all"""
 
 
 _FOLDERS = {
@@ -43,6 +45,7 @@ _FOLDERS = {
     "target_probs": "target_probs",
     "mask_logits": "token_masks",
     "token_score": "token_scores",
+    "verify_lens": "verify_lens",
 }
 
 

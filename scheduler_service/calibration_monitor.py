@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels import survivals
 from kernels.sampling import Regime
 from scheduler_service.step_record import StepObserver, StepRecord
 
@@ -71,11 +72,12 @@ class CalibrationMonitor(StepObserver):
         self, confidences: npt.NDArray[np.float32], regimes: Sequence[Regime] | Ints
     ) -> npt.NDArray[np.float32]:
         """[rows, drafts] confidences with the regime's correction; what is no probability stays none."""
-        odds = self._odds[np.asarray(regimes), : confidences.shape[1]]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = confidences * odds
-            corrected: npt.NDArray[np.float32] = (scaled / (1.0 - confidences + scaled)).astype(np.float32)
-        return corrected
+        return survivals.corrected(confidences, self.odds(regimes, confidences.shape[1]))
+
+    def odds(self, regimes: Sequence[Regime] | Ints, num_slots: int) -> Floats:
+        """[rows, num_slots] what `corrected` multiplies the odds of their confidences by."""
+        odds: Floats = self._odds[np.asarray(regimes), :num_slots]
+        return odds
 
     def observe(self, record: StepRecord) -> None:
         """See `StepObserver`. All rows at once: in modes that verify whole blocks every row counts in every step."""
