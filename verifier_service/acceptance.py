@@ -80,7 +80,7 @@ def accept(
                 controlled = scored if num_logprobs is None else scored.copy()
                 if is_masked:
                     first_position = window.anchor + 1
-                    masks = session.masks(window.slot, batch.step_id, first_position, len(window.token_ids))
+                    masks = session.masks.of_window(window.slot, batch.step_id, first_position, len(window.token_ids))
                     mask_logits(controlled, masks)
                 if text is not None:
                     _control(text, window, controlled, is_masked=is_masked)
@@ -139,12 +139,12 @@ def _sample(
     sampling, num_drafts = session.sampling(window.slot), len(window.draft_ids)
     draft_probs = None
     if num_drafts and sampling.regime == Regime.REJECTION:
-        draft_probs = session.draft_probs(window.slot, window.round, window.anchor + 1, num_drafts)
+        draft_probs = session.drafts.probs_of_window(window.slot, window.round, window.anchor + 1, num_drafts)
     return accept_row(
         logits,
         window.draft_ids.astype(np.uint32),
         draft_probs,
-        session.draft_to_target,
+        session.drafts.draft_to_target,
         sampling,
         window.anchor,
         window.round,

@@ -12,9 +12,10 @@ from service_kit.errors import InvalidRequestError
 from service_kit.rpc import CONTRACT_VERSION
 from service_kit.scores import scores_to_pb
 from verifier_service.config import SamplingDefaults
+from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
 from verifier_service.model import PAGE_SIZE
-from verifier_service.session import DraftArenas, SessionSizes
+from verifier_service.session_memory import SessionSizes
 from verifier_service.steps import Ints, StepBatch, StepResult
 
 _MAX_PADDED_ROWS = 64

@@ -33,15 +33,11 @@ from service_kit.staging import Field, Staging
 from verifier_service.host_rows import RowOutcomes, accept_on_host
 from verifier_service.model import TargetModel, TokenRows, Workspace
 from verifier_service.prompt_scores import score_prompts
-from verifier_service.session import Session, SessionSizes
+from verifier_service.session import Session
+from verifier_service.session_memory import SessionSizes
 from verifier_service.steps import Acceptance, EmittedRows, StepBatch
 
 _SAMPLING_FIELDS = tuple(SamplingRows._fields)
-
-
-def max_logit_rows(sizes: SessionSizes) -> int:
-    """Most rows of a step that need logits."""
-    return min(sizes.max_batch_tokens, sizes.num_slots * (sizes.max_draft_tokens + 1))
 
 
 class DeviceStep:
@@ -51,7 +47,7 @@ class DeviceStep:
         """Nothing is captured yet."""
         self._model, self._sizes, self._space, self._runner = model, sizes, space, gpu.runner
         self._graphs = StepGraphs("step", gpu.runner, geometries(sizes.max_batch_tokens, sizes.num_slots))
-        tokens, rows, logits = sizes.max_batch_tokens, sizes.num_slots, max_logit_rows(sizes)
+        tokens, rows, logits = sizes.max_batch_tokens, sizes.num_slots, sizes.max_logit_rows
         self._window = sizes.max_draft_tokens + 1
         self._inputs = Staging(
             {
@@ -116,14 +112,14 @@ class DeviceStep:
             *(given[name][:rows] for name in ("row_starts", "verify_lens", "draft_ids", "anchors", "rounds")),
         )
         drafts = None
-        if (probs := session.device_draft_probs) is not None:
-            mapping = session.draft_to_target
+        if (probs := session.drafts.device_probs) is not None:
+            mapping = session.drafts.draft_to_target
             inverse = None if mapping is None else inverse_map(mapping, session.vocab_size).to(probs.device)
             drafts = DraftDistributions(probs, given["probs_slots"][:rows], inverse)
         return partial(
             self._run,
             TokenRows(given["token_ids"][:tokens], given["positions"][:tokens], given["slots"][:tokens]),
-            session.device_ring,
+            session.ring.device_rows if session.ring else None,
             windows,
             SamplingRows(*(given[name][:rows] for name in _SAMPLING_FIELDS)),
             drafts,
@@ -188,7 +184,8 @@ class DeviceStep:
         self._graphs.replay(geometry)
         self._outputs.download()
         self._runner.synchronize()
-        session.write_features(batch.step_id, rows)
+        if session.ring:
+            session.ring.write(batch.step_id, rows, self._space.features)
         self.replayed_ns = time.perf_counter_ns()
         self._read(batch, emitted, set(on_host), outcomes)
         extras = accept_on_host(session, batch, emitted, self._logits, on_host, accept_row, outcomes)
@@ -226,7 +223,7 @@ class DeviceStep:
         round_ = int(batch.row_rounds[row])
         if num_drafts and sampling.regime == Regime.REJECTION:
             try:
-                session.require_draft_probs(slot, round_, anchor + 1)
+                session.drafts.require(slot, round_, anchor + 1)
             except StaleArenaError as error:
                 outcomes.reasons[row] = str(error)
                 return True

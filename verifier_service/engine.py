@@ -17,11 +17,13 @@ from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
 from verifier_service.acceptance import accept
+from verifier_service.draft_source import DraftArenas
 from verifier_service.loading import LoadedTarget
 from verifier_service.metrics import StepCounts, verifier_metrics
 from verifier_service.model import PAGE_SIZE, TokenRows
 from verifier_service.prompt_scores import score_prompts
-from verifier_service.session import DraftArenas, Session, SessionSizes
+from verifier_service.session import Session
+from verifier_service.session_memory import SessionSizes
 from verifier_service.steps import (
     Acceptance,
     Phase,
@@ -89,7 +91,7 @@ class VerifierEngine:
         elif self._session.sizes != sizes:
             raise SessionMismatchError("the sizes of a session cannot change: start a new session", field="session")
         self._session.attach_drafter(draft_arenas)
-        self._session.attach_masks(masks_arena)
+        self._session.masks.attach(masks_arena)
         if self._captured is not None and (draft_arenas.draft_probs or not sizes.max_draft_tokens):
             self._captured.require(self._session)
         return Attachment(self.epoch, self._session.features_arena)
@@ -141,7 +143,8 @@ class VerifierEngine:
         clocks = [time.perf_counter_ns()]
         hidden = model.forward(rows, session.page_table, session.space)
         clocks.append(time.perf_counter_ns())
-        session.write_features(batch.step_id, rows)
+        if session.ring:
+            session.ring.write(batch.step_id, rows, session.space.features)
         clocks.append(time.perf_counter_ns())
         num_logits = len(emitted.token_rows)
         needed = hidden if num_logits == len(hidden) else hidden[torch.from_numpy(emitted.token_rows)]

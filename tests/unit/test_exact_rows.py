@@ -24,10 +24,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from launcher.embedded import embedded_dir, is_ready
 from service_kit.engine_thread import EngineThread
 from service_kit.settings import default_cache_dir
+from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
 from verifier_service.loading import load_target
 from verifier_service.model import PAGE_SIZE
-from verifier_service.session import DraftArenas, SessionSizes
+from verifier_service.session_memory import SessionSizes
 from verifier_service.settings import VerifierSettings
 from verifier_service.steps import StepBatch, emitted_rows
 

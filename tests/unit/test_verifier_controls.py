@@ -20,9 +20,10 @@ from kernels.target_probs import reference as target_reference
 from kernels.token_scores.reference import token_score
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import SessionMismatchError
+from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
 from verifier_service.loading import load_target
-from verifier_service.session import DraftArenas, SessionSizes
+from verifier_service.session_memory import SessionSizes
 from verifier_service.settings import VerifierSettings
 from verifier_service.steps import Acceptance, StepBatch
 

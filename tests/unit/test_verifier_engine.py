@@ -18,9 +18,10 @@ from kernels.target_probs.reference import target_probs
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError, StaleArenaError
 from service_kit.handoff import Arena, ArenaSpec
+from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
 from verifier_service.loading import load_target
-from verifier_service.session import DraftArenas, SessionSizes
+from verifier_service.session_memory import SessionSizes
 from verifier_service.settings import VerifierSettings
 from verifier_service.steps import StepBatch, StepResult
 

@@ -19,8 +19,8 @@ from kernels.token_masks.reference import mask_logits
 from kernels.token_scores.reference import token_score
 from service_kit.errors import InvalidRequestError, StaleArenaError
 from service_kit.handoff import Arena, ArenaSpec
+from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
-from verifier_service.session import DraftArenas
 from verifier_service.steps import Acceptance, StepBatch
 
 __all__ = ["engine", "oracle"]  # fixtures
