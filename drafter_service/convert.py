@@ -35,6 +35,7 @@ def info_to_pb(engine: DrafterEngine) -> drafter_pb2.DrafterServiceGetInfoRespon
         weight_format=drafter.weight_format,
         device=drafter.device,
         calibration=drafter.calibration.words,
+        publishes_blocks=engine.publishes_blocks,
     )
 
 
@@ -47,6 +48,10 @@ def work_from_pb(request: drafter_pb2.DraftRequest) -> DraftWork:
         lengths = [len(getattr(request, name)) for name in fields]
         if len(set(lengths)) > 1:
             raise InvalidRequestError(f"{', '.join(fields)} have lengths {lengths}, not one", field=fields[0])
+    shape = (len(request.row_slots), request.num_draft_tokens)
+    odds = np.frombuffer(request.confidence_odds, "<f8")
+    if odds.size not in (0, shape[0] * shape[1]):
+        raise InvalidRequestError(f"{odds.size} confidence odds for {shape[0]} x {shape[1]}", field="confidence_odds")
     return DraftWork(
         slots=request.slots,
         ingests=Ingests(
@@ -63,6 +68,8 @@ def work_from_pb(request: drafter_pb2.DraftRequest) -> DraftWork:
             rounds=_ints(request.row_rounds),
         ),
         num_drafts=request.num_draft_tokens,
+        publishes_blocks=request.publishes_blocks,
+        confidence_odds=odds.reshape(shape) if odds.size else None,
     )
 
 

@@ -27,8 +27,10 @@ from drafter_service.records import (
 from drafter_service.session import Session
 from kernels.markov_sample import BlockDraft
 from kernels.sampling import Regime, SlotSampling
+from kernels.survivals import corrected, survivals
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import InvalidRequestError, SessionMismatchError
+from service_kit.handoff import KEEPS_STORE_ORDER
 
 if TYPE_CHECKING:
     from drafter_service.device_draft import DeviceDraft
@@ -48,6 +50,11 @@ class DrafterEngine:
         self._captured: DeviceDraft | None = None
         """Calls of the session, where they run on a GPU."""
         self._counts = DraftCounts()
+
+    @property
+    def publishes_blocks(self) -> bool:
+        """Whether calls can publish blocks for a verifier that settles lengths itself."""
+        return KEEPS_STORE_ORDER and self.drafter.gpu is None
 
     def metrics(self) -> Iterable[Metric]:
         """What calls did so far, and the memory of the session."""
@@ -127,6 +134,10 @@ class DrafterEngine:
         ingested = time.perf_counter_ns()
         block, draft_probs, backbone_ns = self._draft_rows(session, rows, work.num_drafts)
         confidences = self.drafter.calibration.confidences(block.confidence_logits, _regimes(session, rows))
+        if work.publishes_blocks and len(rows.slots):
+            given = confidences if work.confidence_odds is None else corrected(confidences, work.confidence_odds)
+            is_lost = np.isin(rows.slots, ingests.slots[list(failures)])
+            session.write_blocks(rows, block.token_ids, np.where(is_lost[:, None], 0.0, survivals(given)))
         ended = time.perf_counter_ns()
         timings = DraftTimings(
             ingest=ingested - started,

@@ -26,6 +26,7 @@ class SessionArenas(NamedTuple):
     draft_probs: str
     draft_to_target: str
     """Empty when the drafter covers the whole vocabulary."""
+    blocks: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class DraftWork:
     ingests: Ingests
     rows: DraftRows
     num_drafts: int
+    publishes_blocks: bool = False
+    """Whether the blocks go to the blocks arena as well."""
+    confidence_odds: npt.NDArray[np.float64] | None = None
+    """[B, num_drafts] what the odds of confidences are multiplied by before survivals are made of them; None: 1."""
 
 
 class DraftTimings(NamedTuple):

@@ -42,6 +42,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             epoch=self._engine.epoch,
             draft_probs_arena=arenas.draft_probs,
             draft_to_target_arena=arenas.draft_to_target,
+            blocks_arena=arenas.blocks,
         )
 
     def Draft(self, request: drafter_pb2.DraftRequest, context: Any = None) -> drafter_pb2.DraftResponse:

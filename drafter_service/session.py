@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from dspark.v1 import types_pb2
 from torch import Tensor
 
 from drafter_service.model import INGEST_ROWS, PAGE_SIZE, DraftCache, DrafterModel
-from drafter_service.records import DraftResult, Ingests, IntArray, SessionArenas, SessionSizes
+from drafter_service.records import DraftResult, DraftRows, Ingests, IntArray, SessionArenas, SessionSizes
 from service_kit.device_memory import DeviceMemory
 from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import StaleArenaError
@@ -56,19 +57,20 @@ class Session:
         self._ring: Arena | None = None
         self._draft_probs: Arena | None = None
         self._draft_to_target: Arena | None = None
+        self._blocks: Arena | None = None
 
     @property
     def arena_bytes(self) -> dict[str, int]:
         """Shared memory that the session owns, by arena."""
-        owned = {"draft_probs": self._draft_probs, "draft_to_target": self._draft_to_target}
+        owned = {"draft_probs": self._draft_probs, "draft_to_target": self._draft_to_target, "blocks": self._blocks}
         return {name: arena.spec.total_bytes for name, arena in owned.items() if arena is not None}
 
     def close(self) -> None:
         """Drops the arenas."""
-        for arena in (self._ring, self._draft_probs, self._draft_to_target):
+        for arena in (self._ring, self._draft_probs, self._draft_to_target, self._blocks):
             if arena is not None:
                 arena.close()
-        self._ring = self._draft_probs = self._draft_to_target = None
+        self._ring = self._draft_probs = self._draft_to_target = self._blocks = None
 
     def map_ring(self, name: str, draft_to_target: npt.NDArray[np.uint32] | None, epoch: int) -> SessionArenas:
         """Maps the feature ring; for a new ring also makes the drafter's own arenas, whose reader is new too.
@@ -82,12 +84,16 @@ class Session:
             shape = (self.sizes.num_slots, self._config.block_size, self._config.draft_vocab_size)
             spec = ArenaSpec(shape, np.float32, 1, self.id, epoch, is_on_device=self._gpu is not None)
             self._draft_probs = Arena.create(spec, self._memory)
+            shape = (self.sizes.num_slots, 2, self._config.block_size)
+            self._blocks = Arena.create(replace(spec, shape=shape, dtype=np.float64), self._memory)
             if draft_to_target is not None:
                 spec = ArenaSpec(draft_to_target.shape, np.uint32, 0, self.id, epoch)
                 self._draft_to_target = Arena.create(spec)
                 self._draft_to_target.rows[:] = draft_to_target
         assert self._draft_probs is not None
-        return SessionArenas(self._draft_probs.name, self._draft_to_target.name if self._draft_to_target else "")
+        assert self._blocks is not None
+        to_target = self._draft_to_target.name if self._draft_to_target else ""
+        return SessionArenas(self._draft_probs.name, to_target, self._blocks.name)
 
     def _attach_ring(self, name: str) -> Arena:
         arena = Arena.attach(name, session=self.id, device=self._memory)
@@ -148,6 +154,22 @@ class Session:
         """Says of which round the slot's distributions are going to be."""
         assert self._draft_probs is not None
         self._draft_probs.stamps[slot] = np.array((self.id, round_, slot, first_position), np.uint64)
+
+    def write_blocks(
+        self, rows: DraftRows, token_ids: npt.NDArray[np.uint32], survivals: npt.NDArray[np.float64]
+    ) -> None:
+        """Publishes blocks, [B, drafts] each: ids and survivals first, then the stamps that a verifier waits for."""
+        assert self._blocks is not None
+        self._blocks.rows[rows.slots, 0, : token_ids.shape[1]] = token_ids
+        self._blocks.rows[rows.slots, 1] = 0.0
+        self._blocks.rows[rows.slots, 1, : survivals.shape[1]] = survivals
+        self.stamp_blocks(rows)
+
+    def stamp_blocks(self, rows: DraftRows) -> None:
+        """Says of which round the blocks of `rows` are, once they are there."""
+        assert self._blocks is not None
+        for slot, position, round_ in zip(rows.slots, rows.anchor_positions, rows.rounds, strict=True):
+            self._blocks.stamps[slot] = np.array((self.id, round_, slot, position + 1), np.uint64)
 
     def read_features(self, ingests: Ingests) -> FeatureRows:
         """Reads and checks feature rows; an ingest with one bad stamp is left out whole."""

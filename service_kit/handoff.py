@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import platform
 import secrets
 import struct
 from dataclasses import dataclass
@@ -33,11 +34,14 @@ _MAGIC = b"DSPARK\x00A"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIII4QQQI")  # magic, version, dtype, ndim, stamp_dims, shape, session, epoch, is_on_device
 _HEADER_BYTES = 128
-_DTYPES: tuple[npt.DTypeLike, ...] = (np.float32, np.float16, np.uint32, np.uint16)  # uint16 carries bfloat16 bits
+_DTYPES: tuple[npt.DTypeLike, ...] = (np.float32, np.float16, np.uint32, np.uint16, np.float64)
+"""uint16 carries bfloat16 bits."""
 _PREFIX = "dspark-"
 _SHM_DIR = Path("/dev/shm")
 
 STAMP_WORDS = 4
+KEEPS_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether a process that sees a new stamp sees the rows that were written before it; elsewhere only after a message."""
 
 
 @dataclass(frozen=True)
