@@ -10,6 +10,9 @@ import numpy as np
 from bench.measure import GroupResult
 from bench.modes import ModeSpec
 
+_DRAWS = 2000
+"""Groups drawn with replacement for an interval, so many times."""
+
 
 class Ratio(NamedTuple):
     """Paired ratios of speed, group by group."""
@@ -17,10 +20,13 @@ class Ratio(NamedTuple):
     median: float
     p25: float
     p75: float
+    low: float
+    high: float
+    """95 % interval of the median, by bootstrap over groups: the more there are, the smaller a difference it tells."""
     num_groups: int
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.p25:.3f}-{self.p75:.3f})"
+        return f"{self.median:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
 class Verdict(NamedTuple):
@@ -35,7 +41,7 @@ class Verdict(NamedTuple):
     to_best_of_each: Ratio
     """Over whichever other mode was fastest in each group: below 1 by chance alone, the more modes there are."""
     noise: float | None
-    """How far apart two servers of one mode were: see `noise_of`. None if no mode ran again."""
+    """How far apart one mode is from itself: see `noise_of`. None if no mode ran again."""
 
     @property
     def is_within_noise(self) -> bool | None:
@@ -44,15 +50,17 @@ class Verdict(NamedTuple):
 
 
 def paired_ratio(own: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Median and quartiles of the ratios of two equally long lists of speeds."""
+    """Median of the ratios of two equally long lists of speeds, quartiles, and the median's own interval."""
     ratios = np.array([mine / other for mine, other in zip(own, base, strict=True)])
     p25, median, p75 = (float(value) for value in np.percentile(ratios, [25, 50, 75]))
-    return Ratio(median, p25, p75, len(ratios))
+    drawn = np.random.default_rng(0).integers(ratios.size, size=(_DRAWS, ratios.size))
+    low, high = (float(value) for value in np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5]))
+    return Ratio(median, p25, p75, low, high, len(ratios))
 
 
 def noise_of(control: Ratio) -> float:
-    """How far a ratio of equal servers strays from 1: the farther one of its quartiles."""
-    return max(abs(control.p25 - 1.0), abs(control.p75 - 1.0))
+    """How far a ratio that should be 1 may be from it by chance: the farther end of its interval."""
+    return max(abs(control.low - 1.0), abs(control.high - 1.0))
 
 
 def judge(results: Sequence[GroupResult], modes: Sequence[ModeSpec]) -> list[Verdict]:

@@ -111,8 +111,8 @@ def print_tables(console: Console, rows: Sequence[Row], verdicts: Sequence[Verdi
 
 
 def describe(verdict: Verdict) -> str:
-    """One line on a comparison."""
-    noise = "" if verdict.noise is None else f"; equal servers differ by {verdict.noise:.1%}"
+    """One line on a comparison; in parentheses, 95 % intervals of the medians."""
+    noise = "" if verdict.noise is None else f"; equal ones differ by up to {verdict.noise:.1%}"
     ending = {True: ": not slower than noise", False: ": SLOWER", None: ""}[verdict.is_within_noise]
     return (
         f"c={verdict.concurrency} {verdict.mode}: {verdict.to_best} of the best other, {verdict.best}; "

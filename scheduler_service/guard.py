@@ -5,13 +5,12 @@ come from the cost model, corrected by what steps really took (`step_times`): pl
 calls made one by one, drafted steps wait for the scheduler twice. What drafted steps brought, against what was expected
 of them, corrects the lengths.
 
-*The account* bounds the loss. It is kept in plain steps: every step adds `probe_share`, every drafted step the gain
-that was measured, and so does a plain step that drafting disturbed: behind a drafted one it could not be chained.
-While the account is empty nothing is drafted; a probe (a row drafted to learn whether that would pay) needs its
-predicted loss on it. So all time lost to drafting is at most the first credit + `probe_share` of the steps, but for two
-steps (the second is planned before the first is learned from), however wrong the predictions are: as far as plain steps
-are measured right. Where a draft pass slows the plain steps behind it, they count as what plain steps take
-(docs/scheduling.md has what that cost).
+*The account* bounds the loss. It is kept in plain steps: every step adds `probe_share` of the rows that may be drafted
+(who asks for no drafts pays for none), every drafted step the gain that was measured, and so does a plain step that
+drafting disturbed: behind a drafted one it could not be chained. While the account is empty nothing is drafted; a probe
+(a row drafted to learn whether that would pay) needs its predicted loss on it. So all time lost to drafting is at most
+the first credit + `probe_share` of the steps, but for two steps (the second is planned before the first is learned
+from), however wrong the predictions are: as far as plain steps are measured right.
 """
 
 from __future__ import annotations
@@ -82,6 +81,8 @@ class Guard(DraftGate):
         self._realised = _Realised()
         self.account = _FIRST_CREDIT
         """Time that may still be lost, in plain steps."""
+        self._able_share = 1.0
+        """Rows that may be drafted, of those that decode: as last looked at."""
         self._is_drafting = False
         self._num_steps = self._no_probe_before = 0
         self._pause = 1
@@ -119,6 +120,7 @@ class Guard(DraftGate):
         return ahead._replace(rows=rows, probes=probes) if rows else NOTHING
 
     def _decide(self, shape: StepShape, candidates: Candidates) -> DraftDecision:
+        self._able_share = candidates.num_rows / max(1, shape.num_decoding)
         if not candidates.num_rows or self._audit_left or self.account <= 0:
             return NOTHING
         if self._is_settled(shape):
@@ -268,7 +270,8 @@ class Guard(DraftGate):
     def _earn(self, plain_steps: float) -> None:
         """A step has ended that saved so many plain steps."""
         self._num_steps += 1
-        self.account = min(self.account + self._options.probe_share + plain_steps, _MAX_CREDIT)
+        earned = self._able_share * self._options.probe_share
+        self.account = min(self.account + earned + plain_steps, _MAX_CREDIT)
 
 
 class _Realised:

@@ -341,6 +341,15 @@ def test_what_was_looked_at_ahead_is_decided_for_the_rows_that_are_left() -> Non
     assert not guard.decide(shape, Candidates(np.array([7]), np.array([100]), np.array([7]))).rows
 
 
+def test_rows_that_may_not_be_drafted_earn_no_probes_for_the_others() -> None:
+    guard, shape = Guard(CHEAP, (7,)), StepShape(4, 4, 200.0, 4, 200.0)
+    for able, earned in ((0, 0.0), (1, 0.25), (4, 1.0)):
+        before = guard.account
+        guard.look_ahead(shape, _candidates([50] * able))
+        guard.observe_plain(shape, round(CHEAP.plain_ns(4, 4, 0)), is_steady=True, is_disturbed=False)
+        assert guard.account - before == pytest.approx(earned * 0.01)
+
+
 def test_nothing_is_drafted_of_nothing() -> None:
     guard = Guard(CHEAP, (7,))
     assert not guard.decide(StepShape(0, 0, 0.0, 0, 0.0), _candidates([])).rows
