@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from kernels.sampling import LogitControls, SlotSampling, TargetOptions
@@ -158,9 +157,13 @@ class Summary:
 Event: TypeAlias = "TokenChunk | Summary"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
-    """One choice of a request: its tokens and where the executors stand with them."""
+    """One choice of a request: its tokens and where the executors stand with them.
+
+    With slots, as all that the step thread reads row by row: at this many fields attributes of a dictionary take three
+    times as long.
+    """
 
     request: Request
     choice: int
@@ -206,11 +209,11 @@ class Sequence:
     num_accepted: int = 0
     num_uncut_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
+    audit_key: int = field(init=False)
+    """What its audits follow from."""
 
-    @cached_property
-    def audit_key(self) -> int:
-        """What its audits follow from."""
-        return audit_key(self.request.request_id, self.choice)
+    def __post_init__(self) -> None:
+        self.audit_key = audit_key(self.request.request_id, self.choice)
 
     @property
     def is_running(self) -> bool:
@@ -258,7 +261,7 @@ class Sequence:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """A validated request: one prompt, one or more choices."""
 

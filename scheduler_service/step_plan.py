@@ -14,7 +14,7 @@ from scheduler_service.executor_types import DraftResult
 from scheduler_service.request import Sequence, StepReport
 
 
-@dataclass
+@dataclass(slots=True)
 class PlannedRow:
     """One row of the step: `num_tokens` tokens from position `start`, then up to `max_drafts` drafts."""
 
