@@ -35,11 +35,15 @@ def decide(batch: Batch, decoding: list[PlannedRow], num_prefill: int) -> Decide
     return Decided(able, candidates, *_cap(batch, decoding, shape, able, candidates, decision))
 
 
-def _audit(drafted: list[PlannedRow], share: float) -> None:
-    keys = [row.sequence.audit_key for row in drafted]
-    rounds = [row.sequence.round + 1 for row in drafted]  # that of the Draft call to come
-    for index in np.flatnonzero(are_audited(keys, rounds, share)).tolist():
-        drafted[index].is_audit = True
+def carry_out(batch: Batch, plan: StepPlan) -> None:
+    """What follows from the plan and no call waits for: the gate is told what is drafted, audits are drawn."""
+    if plan.candidates is not None:
+        batch.draft_gate.drafting(plan.candidates, plan.decision)
+    if batch.audit_share and plan.max_budget is None:  # not where a latency target bounds the step
+        keys = [row.sequence.audit_key for row in plan.drafted]
+        rounds = [row.sequence.round for row in plan.drafted]
+        for index in np.flatnonzero(are_audited(keys, rounds, batch.audit_share)).tolist():
+            plan.drafted[index].is_audit = True
 
 
 def look_ahead(batch: Batch, in_flight: list[PlannedRow]) -> None:
@@ -58,6 +62,7 @@ def look_ahead(batch: Batch, in_flight: list[PlannedRow]) -> None:
 def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget: int, num_prefill: int) -> int:
     """Sets what is drafted, and how many drafts each of those rows may carry; returns their sum."""
     able, candidates, plan.decision, plan.max_budget = decide(batch, decoding, num_prefill)
+    plan.candidates = candidates
     for row in decoding:
         row.sequence.is_plain_once = False
     total, page_size = 0, batch.pages.page_size
@@ -73,9 +78,6 @@ def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget
             row.max_drafts = wanted
             total += wanted
             plan.drafted.append(row)
-    if batch.audit_share and plan.max_budget is None:  # not where a latency target bounds the step
-        _audit(plan.drafted, batch.audit_share)
-    batch.draft_gate.drafting(candidates, plan.decision)
     return total
 
 

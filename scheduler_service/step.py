@@ -18,7 +18,7 @@ from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
-from scheduler_service.draft_planner import look_ahead
+from scheduler_service.draft_planner import carry_out, look_ahead
 from scheduler_service.executor_types import DraftCall, Phase, StepCall, StepResult
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.grammar.token_masks import TokenMasks
@@ -114,13 +114,18 @@ class StepEngine:
             self._learning.catch_up()  # without a Draft call; what the step asks for follows from all before it
             if self._masks is not None:
                 self._mask(self._masks, plan, step_id)
-            if plan.rows:  # else the last ingests of sequences that ended were all there was to do
-                self._finish(self._send(plan, step_id, metadata, draft_ns=draft_ns))
+            if plan.rows:
+                step = self._send(plan, step_id, metadata, draft_ns=draft_ns)
+                self._note_draft(plan)
+                self._finish(step)
+            else:  # the last ingests of sequences that ended were all there was to do
+                self._note_draft(plan)
 
     def _draft(self, drafter: DrafterClient, plan: StepPlan, step_id: int, metadata: Metadata) -> int:
         """Ingests and drafts what is planned; returns the wall time of the call."""
         drafted, ingests, num_slots = plan.drafted, plan.ingests, plan.decision.num_slots
         if not drafted and not ingests:
+            carry_out(self._batch, plan)
             return 0
         for row in drafted:
             row.sequence.round += 1  # at issue: even a call that fails has used its noise
@@ -141,6 +146,7 @@ class StepEngine:
         )
         started = perf_counter_ns()
         drafter.send(call, metadata)
+        carry_out(self._batch, plan)
         self._learning.catch_up()  # before its events go out: who sees a request's end sees it counted
         self._flush()
         if drafted and self._windows is not None:
@@ -150,19 +156,22 @@ class StepEngine:
         self._ledger.draft_call_ns += received_ns - started
         self._trace.record(step_id, [Phase("draft_call", started, received_ns)])
         self._ledger.drafter_model_ns += result.model_ns
-        self._acknowledge_ingests(plan, result.ingest_failures)
+        for index, reason in result.ingest_failures.items():
+            sequence = ingests[index]
+            sequence.context_lost = f"draft context lost: {reason}"
+            log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
         if drafted and self._windows is not None:
-            self._windows.choose(plan, result, self.window_counts)
+            self._windows.choose(plan, result)
         return received_ns - started
 
-    def _acknowledge_ingests(self, plan: StepPlan, failures: dict[int, str]) -> None:
-        for index, sequence in enumerate(plan.ingests):
-            if index in failures:
-                sequence.context_lost = f"draft context lost: {failures[index]}"
-                log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
-                continue
-            self._batch.acknowledge_ingest(sequence)
+    def _note_draft(self, plan: StepPlan) -> None:
+        """What the Draft call did, as far as the Step call does not wait for it."""
+        for sequence in plan.ingests:
+            if not sequence.context_lost:
+                self._batch.acknowledge_ingest(sequence)
         self._batch.release_closed()
+        if plan.windows is not None and self._windows is not None:
+            self._windows.count(plan, plan.windows, self.window_counts)
 
     def _mask(self, masks: TokenMasks, plan: StepPlan, step_id: int) -> None:
         """Writes masks for the rows whose answers must have a form; those of broken matchers end here."""

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
-from scheduler_service.draft_gate import NOTHING, DraftDecision, StepShape
+from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, StepShape
 from scheduler_service.executor_types import DraftResult
+from scheduler_service.policy import Windows
 from scheduler_service.request import Sequence, StepReport
 
 
@@ -65,6 +66,8 @@ class StepPlan:
     """Sequences whose computed positions the drafter ingests first."""
     num_ingested: int = 0
     """Positions of theirs."""
+    candidates: Candidates | None = None
+    """Rows that could have been drafted; None where that was not asked."""
     decision: DraftDecision = NOTHING
     max_budget: int | None = None
     """Most drafts verified, by latency targets; None: no bound."""
@@ -72,6 +75,8 @@ class StepPlan:
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
     draft: DraftResult | None = None
     """What the drafter answered for them; None until they are drafted."""
+    windows: Windows | None = None
+    """What is verified and committed of their blocks; None until that is chosen."""
     confidences: npt.NDArray[np.float32] | None = None
     """[drafted, slots]: calibrated; None until they are drafted."""
 

@@ -11,7 +11,7 @@ from scheduler_service.calibration_monitor import CalibrationMonitor
 from scheduler_service.counts import WindowCounts
 from scheduler_service.executor_types import DraftResult
 from scheduler_service.ledger import Ledger
-from scheduler_service.policy import DraftedBatch, VerifyPolicy
+from scheduler_service.policy import DraftedBatch, VerifyPolicy, Windows
 from scheduler_service.step_plan import StepPlan
 
 
@@ -45,8 +45,8 @@ class WindowChooser:
         )
         self._policy.prepare(without_audited(self._batch, self._is_audit))
 
-    def choose(self, plan: StepPlan, result: DraftResult, counts: WindowCounts) -> None:
-        """Fills in the rows of `plan` what the drafter answered."""
+    def choose(self, plan: StepPlan, result: DraftResult) -> None:
+        """Fills in the rows of `plan` what the drafter answered. To be counted when there is time (`count`)."""
         drafted, confidences = plan.drafted, result.confidences
         if self._calibration is not None:
             confidences = self._calibration.corrected(confidences, self._regimes)
@@ -56,20 +56,25 @@ class WindowChooser:
                 row.max_drafts = 0  # its rows of this reply are void
             self.prepare(plan)
         windows = audited_windows(self._policy, replace(self._batch, confidences=confidences), self._is_audit)
-        counts.add(windows.verify_lens)
-        num_slots, token_ids = plan.decision.num_slots, list(result.token_ids)
-        for index, row in enumerate(drafted):
+        plan.windows = windows
+        first, num_slots, token_ids = 0, plan.decision.num_slots, list(result.token_ids)
+        for row, verify_len, commit_len in zip(drafted, windows.verify_lens, windows.commit_lens, strict=True):
             if row.max_drafts:
-                first, sequence = index * num_slots, row.sequence
-                block = token_ids[first : first + min(row.max_drafts, num_slots)]
-                row.block_ids, row.drafts = block, block[: windows.verify_lens[index]]
-                row.commit_len = windows.commit_lens[index]
-                sequence.num_drafted += num_slots
-                sequence.num_drafted_steps += 1
-        ledger, num_blocks = self._ledger, sum([row.max_drafts > 0 for row in drafted])
+                row.block_ids = block = token_ids[first : first + row.max_drafts]
+                row.drafts, row.commit_len = block[:verify_len], commit_len
+            first += num_slots
+
+    def count(self, plan: StepPlan, windows: Windows, counts: WindowCounts) -> None:
+        """Counts what `choose` did, which put `windows` into the plan."""
+        counts.add(windows.verify_lens)
+        num_slots, blocks = plan.decision.num_slots, [row for row in plan.drafted if row.max_drafts]
+        for row in blocks:
+            row.sequence.num_drafted += num_slots
+            row.sequence.num_drafted_steps += 1
+        ledger = self._ledger
         ledger.num_invalid_confidences += windows.num_invalid
-        ledger.num_drafted_rows += num_blocks
-        ledger.num_drafted += num_blocks * num_slots
-        audited = [len(row.drafts) for row in drafted if row.is_audit and row.max_drafts]
+        ledger.num_drafted_rows += len(blocks)
+        ledger.num_drafted += len(blocks) * num_slots
+        audited = [len(row.drafts) for row in blocks if row.is_audit]
         ledger.num_audited_rounds += len(audited)
         ledger.num_audit_drafts += sum(audited)
