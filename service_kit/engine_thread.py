@@ -60,8 +60,11 @@ class StepReplies(Generic[T]):
         self._lock = threading.Lock()
         self._replies: dict[int, Future[T]] = {}
 
-    def call(self, step_id: int, work: Callable[[], T]) -> T:
-        """Runs `work` once for `step_id`. Raises SessionMismatchError for an unknown id that is not a new one."""
+    def call(self, step_id: int, work: Callable[[], T], wait: Callable[[], None] | None = None) -> T:
+        """Runs `work` once for `step_id`, after `wait`, during which the engine is free for others.
+
+        Raises SessionMismatchError for an unknown id that is not a new one.
+        """
         with self._lock:
             reply, newest = self._replies.get(step_id), max(self._replies, default=0)
             is_new = reply is None
@@ -73,6 +76,8 @@ class StepReplies(Generic[T]):
                     del self._replies[old]
         if is_new:
             try:
+                if wait is not None:
+                    wait()
                 reply.set_result(self._engine.run(work))
             except BaseException as error:
                 reply.set_exception(error)

@@ -16,7 +16,7 @@ from verifier_service.draft_source import DraftArenas
 from verifier_service.engine import VerifierEngine
 from verifier_service.model import PAGE_SIZE
 from verifier_service.session_memory import SessionSizes
-from verifier_service.steps import Ints, StepBatch, StepResult
+from verifier_service.steps import BlockRows, Ints, StepBatch, StepResult
 
 _MAX_PADDED_ROWS = 64
 """Row counts described in GetInfo; padding beyond them is negligible."""
@@ -44,6 +44,7 @@ def info_to_pb(engine: VerifierEngine) -> verifier_pb2.VerifierServiceGetInfoRes
         sampling_defaults=_sampling_to_pb(config.sampling_defaults),
         weight_format_reason=target.weight_format_reason,
         inexact_reason=target.inexact_reason,
+        sets_verify_lens=engine.sets_verify_lens,
     )
 
 
@@ -72,7 +73,7 @@ def sizes_from_pb(request: verifier_pb2.VerifierServiceAttachRequest) -> Session
 
 def arenas_from_pb(request: verifier_pb2.VerifierServiceAttachRequest) -> DraftArenas:
     """Names of the drafter's arenas."""
-    return DraftArenas(request.draft_probs_arena, request.draft_to_target_arena)
+    return DraftArenas(request.draft_probs_arena, request.draft_to_target_arena, request.blocks_arena)
 
 
 def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
@@ -92,7 +93,13 @@ def batch_from_pb(request: verifier_pb2.StepRequest) -> StepBatch:
         row_chained=np.array(list(request.row_chained), np.bool_),
         prob_asks=_asks_from_pb(request),
         row_masked=np.array(list(request.row_masked), np.bool_),
+        blocks=_blocks_from_pb(request) if request.block_rows else None,
     )
+
+
+def _blocks_from_pb(request: verifier_pb2.StepRequest) -> BlockRows:
+    weights = np.array(request.block_weights or [1.0] * len(request.block_rows), np.float64)
+    return BlockRows(_ints(request.block_rows), _ints(request.block_max_drafts), weights, request.verify_budget)
 
 
 def _asks_from_pb(request: verifier_pb2.StepRequest) -> Ints:

@@ -20,6 +20,8 @@ class DraftArenas(NamedTuple):
 
     draft_probs: str = ""
     draft_to_target: str = ""
+    blocks: str = ""
+    """Read by `block_source`."""
 
 
 class DraftSource:

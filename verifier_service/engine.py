@@ -16,7 +16,9 @@ from kernels import draws
 from service_kit.cpu import available_memory_bytes
 from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
+from service_kit.handoff import KEEPS_STORE_ORDER
 from verifier_service.acceptance import accept
+from verifier_service.block_windows import block_windows, check_blocks, settle
 from verifier_service.draft_source import DraftArenas
 from verifier_service.loading import LoadedTarget
 from verifier_service.metrics import StepCounts, verifier_metrics
@@ -66,6 +68,11 @@ class VerifierEngine:
         self._captured: DeviceStep | None = None
         """Steps of the session, where they run on a GPU."""
         self._counts = StepCounts()
+
+    @property
+    def sets_verify_lens(self) -> bool:
+        """Whether steps can settle verify lengths by the drafter's blocks."""
+        return KEEPS_STORE_ORDER and self.target.gpu is None
 
     def metrics(self) -> Iterable[Metric]:
         """What steps did so far, and the memory of the session."""
@@ -119,7 +126,14 @@ class VerifierEngine:
         if session is None or batch.session != session.session or batch.epoch != self.epoch:
             raise SessionMismatchError("the step is for another session or epoch: attach first", field="session")
         # Replies belong to their session: a late step of an older one cannot disturb the new one's ids.
-        return session.replies.call(batch.step_id, lambda: self._step(session, batch))
+        check_blocks(batch, session.sizes)
+        windows = block_windows(batch)
+
+        def wait() -> None:
+            if len(windows):
+                session.blocks.wait(windows, lambda: session is not self._session)
+
+        return session.replies.call(batch.step_id, lambda: self._step(session, batch), wait)
 
     @torch.inference_mode()
     def _step(self, session: Session, batch: StepBatch) -> StepResult:
@@ -127,11 +141,12 @@ class VerifierEngine:
             raise SessionMismatchError("the session ended while the step waited", field="session")
         started = time.perf_counter_ns()
         session.update_slots(batch.slots)
+        batch, blockless = settle(session, batch, self.target.verify_lens)
         sizes, model = session.sizes, self.target.model
         max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
         validate(batch, session.slots, session.vocab_size, sizes.max_batch_tokens, max_row_tokens)
         emissions, session.emissions = session.emissions, {}
-        failed = fill_chained(batch, emissions)
+        failed = fill_chained(batch, emissions) | blockless
         rows, emitted = token_rows(batch), emitted_rows(batch)
         if self._captured is not None:
             self._captured.require(session)

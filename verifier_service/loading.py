@@ -43,6 +43,8 @@ class LoadedTarget:
     model: TargetModel
     accept_row: Callable[..., RowOutcome]
     """`kernels.rejection_sample`'s rule in the implementation chosen."""
+    verify_lens: Callable[..., None]
+    """`kernels.verify_lens`'s."""
     name: str
     """As the settings gave it."""
     fingerprint: str
@@ -83,6 +85,7 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
     weight_format, reason, weights = _load_weights(settings, checkpoint, config)
     logger.info("kernels %s: %s; weight format %s: %s", kernels, describe(), weight_format, reason)
     model = TargetModel(config, weights, load_ops(kernels))
+    sampling_ops = load_sampling_ops(settings.kernels)
     findings = apply_self_test(
         model,
         {"model": checkpoint.fingerprint, "weight format": weight_format, "kernels": kernels},
@@ -90,7 +93,8 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
     )
     return LoadedTarget(
         model=model,
-        accept_row=load_sampling_ops(settings.kernels).accept_row,
+        accept_row=sampling_ops.accept_row,
+        verify_lens=sampling_ops.verify_lens,
         name=settings.model,
         fingerprint=checkpoint.fingerprint,
         weight_format=weight_format,
@@ -121,6 +125,7 @@ def load_on_device(settings: VerifierSettings, checkpoint: Checkpoint, config: T
     return LoadedTarget(
         model=TargetModel(config, weights, load_ops("triton")),
         accept_row=load_sampling_ops("cpu").accept_row,
+        verify_lens=load_sampling_ops("triton").verify_lens,
         name=settings.model,
         fingerprint=checkpoint.fingerprint,
         weight_format=weight_format,

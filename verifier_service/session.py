@@ -12,6 +12,7 @@ from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import SessionMismatchError
 from service_kit.gpu import Gpu
 from service_kit.slots import SlotTable
+from verifier_service.block_source import BlockSource
 from verifier_service.draft_source import DraftArenas, DraftSource
 from verifier_service.feature_ring import FeatureRing
 from verifier_service.mask_arena import MaskArena
@@ -54,6 +55,7 @@ class Session:
         except (MemoryError, RuntimeError) as error:
             raise pages_too_large(sizes.num_pages, target.page_bytes) from error
         self.drafts = DraftSource(session, sizes, self.vocab_size, gpu)
+        self.blocks = BlockSource(session, sizes, gpu)
         self.masks = MaskArena(session, (sizes.num_slots, sizes.max_draft_tokens + 1, -(-self.vocab_size // 32)))
         self.ring: FeatureRing | None = None
         """None if no features are written."""
@@ -85,8 +87,10 @@ class Session:
         """
         if names.draft_probs:
             self.drafts.attach(names)
+            self.blocks.attach(names.blocks)
         elif self.ring and self.ring.is_taken:
             self.drafts.close()
+            self.blocks.close()
             self.ring.renew()
 
     def sampling(self, slot: int) -> SlotSampling:
@@ -125,6 +129,7 @@ class Session:
     def close(self) -> None:
         """Gives back shared memory."""
         self.drafts.close()
+        self.blocks.close()
         self.masks.close()
         if self.ring:
             self.ring.close()

@@ -20,6 +20,17 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class BlockRows:
+    """Rows of a step that take their drafts from the drafter's blocks, in the order in which ties are broken."""
+
+    rows: Ints
+    max_drafts: Ints
+    weights: npt.NDArray[np.float64]
+    budget: int
+    """Drafts of all of them that are verified."""
+
+
+@dataclass(frozen=True)
 class StepBatch:
     """One step; fields as in StepRequest. Arrays run over rows, except `token_ids` over the tokens of all rows."""
 
@@ -40,6 +51,8 @@ class StepBatch:
     """[asks, 3]: row, position and token of each target probability asked for."""
     row_masked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """Empty: no such row."""
+    blocks: BlockRows | None = None
+    """None: all drafts are in `token_ids`."""
 
 
 class Emission(NamedTuple):
