@@ -163,13 +163,18 @@ def _logit_controls(model: Model) -> None:
 
 def _token_masks(model: Model) -> None:
     ops = import_module("kernels.token_masks.triton")
-    ops.mask_rows(floats(_ROWS, model.vocab), ints(_ROWS, model.vocab // 32), ints(_ROWS))
+    place, masks = (ints(_ROWS), ints(_SLOTS)), (ints(_ROWS, model.vocab // 32), ints(_SLOTS))
+    changed = floats(_ROWS, model.vocab)
+    ops.mask_windows(changed, *place, *masks)
+    ops.lift_controls(changed, empty(_ROWS, model.vocab), *place, *masks, ints(_SLOTS))
 
 
 def _token_scores(model: Model) -> None:
-    ops, top = import_module("kernels.token_scores.triton"), (_ROWS, 20)
-    scores = _doubles(_ROWS), ints(_ROWS), ints(*top), _doubles(*top)
-    ops.score_rows(floats(_ROWS, model.vocab), ints(_ROWS), ints(_ROWS), *scores)
+    ops, tokens = import_module("kernels.token_scores.triton"), (_SLOTS, model.block_size + 1)
+    scores = ops.Scores(_doubles(*tokens), ints(*tokens), ints(*tokens, 20), _doubles(*tokens, 20))
+    windows = ints(_ROWS), ints(_SLOTS), ints(_SLOTS), ints(*tokens), ints(_SLOTS)
+    for logits in (empty, floats):
+        ops.score_windows(logits(_ROWS, model.vocab), *windows, scores)
 
 
 def _verify_lens(model: Model) -> None:

@@ -1,8 +1,8 @@
 """Chooses one implementation of every sampling operation, as `kernels.registry` does for those of a forward pass.
 
 These take and give plain arrays, one call as an engine on the host makes it. A step that stays on a device calls the
-batched forms beside them (`accept_rows`, `sample_blocks`, `mask_rows` and others of each `triton.py`), which launch the
-same kernels for many rows at once.
+batched forms beside them (`accept_rows`, `sample_blocks`, `mask_windows` and others of each `triton.py`), which launch
+the same kernels for many rows at once.
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ class ControlSlots(NamedTuple):
     """[C, L] int32: the end of the text, last token first, -1 before its start."""
     stop_ids: Tensor
     """[C, S] int32, -1 for none."""
+    longest: Tensor
+    """[C] int32: tokens of the longest banned sequence, 0 if none has 2 and more."""
     missing: Tensor
     """[C] int32: tokens that the answer lacks until stop ids are allowed; 0 and less allows them."""
 
@@ -62,17 +64,19 @@ class ControlSlots(NamedTuple):
             ints(max_len),
             ints(num_stops),
             ints(),
+            ints(),
         )
 
     def take(self, slot: int, controls: LogitControls, text_ids: Sequence[int], num_prompt: int) -> None:
         """Gives a slot to a request. Raises ValueError if its sequences or stop ids have no room."""
         num_sequences, max_len = self.sequences.shape[1:]
         longer = [each for each in controls.banned_sequences if len(each) > 1]
-        too_long = max(map(len, longer), default=0) > max_len or len(longer) > num_sequences
+        longest = max(map(len, longer), default=0)
+        too_long = longest > max_len or len(longer) > num_sequences
         if too_long or len(controls.stop_token_ids) > self.stop_ids.shape[1]:
             raise ValueError(
-                f"{len(longer)} banned sequences and {len(controls.stop_token_ids)} stop ids: this engine has room for "
-                f"{num_sequences} sequences of {max_len} tokens and {self.stop_ids.shape[1]} stop ids"
+                f"{len(longer)} banned sequences of up to {longest} tokens, {len(controls.stop_token_ids)} stop ids: "
+                f"there is room for {num_sequences} sequences of {max_len} tokens and {self.stop_ids.shape[1]} stop ids"
             )
         vocab_size = self.counts.shape[1]
         counts = np.bincount(np.array(text_ids[num_prompt:], np.int64), minlength=vocab_size).astype(np.int32)
@@ -90,6 +94,7 @@ class ControlSlots(NamedTuple):
         self.sequences[slot].copy_(_padded([each[::-1] for each in longer], num_sequences, max_len))
         self.tails[slot].copy_(_padded([tuple(text_ids)[: -max_len - 1 : -1]], 1, max_len)[0])
         self.stop_ids[slot].copy_(_padded([controls.stop_token_ids], 1, self.stop_ids.shape[1])[0])
+        self.longest[slot] = longest
         self.missing[slot] = controls.min_tokens - (len(text_ids) - num_prompt)
 
 
@@ -133,7 +138,7 @@ def penalise_kernel(
 @triton.jit
 def ban_kernel(
     logits_ptr, logits_stride, request_of_row_ptr, row_starts_ptr, slots_ptr, draft_ids_ptr, draft_ids_stride,
-    sequences_ptr, tails_ptr, stop_ids_ptr, missing_ptr, num_sequences, max_len, num_stops,
+    sequences_ptr, tails_ptr, stop_ids_ptr, longest_ptr, missing_ptr, num_sequences, max_len, num_stops,
     MAX_SEQUENCES: tl.constexpr, MAX_STOPS: tl.constexpr,
 ):  # fmt: skip
     """-inf for tokens that would complete a banned sequence in row `program_id(0)`, and for stops too early."""
@@ -150,7 +155,7 @@ def ban_kernel(
     sequence_ptr = sequences_ptr + (slot * num_sequences + sequences) * max_len
     last_ids = tl.load(sequence_ptr, is_sequence, other=-1)
     is_banned = last_ids >= 0
-    for back in range(1, max_len):
+    for back in range(1, tl.load(longest_ptr + slot)):
         is_draft = num_drafts >= back
         draft_place = request * draft_ids_stride + num_drafts - back
         own_id = tl.load(draft_ids_ptr + draft_place, is_draft, other=-1)
@@ -207,7 +212,7 @@ def control_rows(
         BLOCK_VOCAB=_BLOCK_VOCAB, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     ban_kernel[(num_rows,)](
-        *common, controls.sequences, controls.tails, controls.stop_ids, controls.missing,
+        *common, controls.sequences, controls.tails, controls.stop_ids, controls.longest, controls.missing,
         num_sequences, max_len, num_stops,
         MAX_SEQUENCES=triton.next_power_of_2(num_sequences), MAX_STOPS=triton.next_power_of_2(num_stops), num_warps=1,
     )  # fmt: skip
