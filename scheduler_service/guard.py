@@ -64,7 +64,7 @@ could be drafted, since what a probe finds out concerns a smaller part of a larg
 class GuardOptions:
     """What the guard can be told."""
 
-    probe_share: float = 0.01
+    probe_share: float = 0.005
     """Share of the time that may be lost to learning whether drafting would pay."""
     margin: float = 0.02
     """Least predicted gain, in plain steps, for which a step drafts."""

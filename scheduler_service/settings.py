@@ -48,7 +48,7 @@ class SchedulerSettings(BaseSettings):
     elastic_blocks: bool = True
     """Whether the guard may draft fewer slots than a block where the drafter was trained for that (its config lists
     `elastic_block_sizes`)."""
-    guard_probe_share: float = Field(0.01, ge=0, le=1)
+    guard_probe_share: float = Field(0.005, ge=0, le=1)
     """Most of the time, as a share, that the guard may lose to learning whether drafting would pay."""
     max_time_per_token_ms: float = Field(0.0, ge=0)
     """Time per token, in milliseconds, that drafts must not push any request beyond (where compact or cap-accept
