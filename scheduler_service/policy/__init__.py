@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scheduler_service.policy.adaptive import AdaptivePolicy
@@ -42,6 +42,8 @@ class PolicyOptions:
     """Drafts verified of each row in `fixed`."""
     threshold: float = 0.5
     """Smallest confidence verified in `threshold`."""
+    settles_budget: bool = False
+    """Whether the verifier may choose the windows of `compact` in steps of the lagged rule (`VerifyPolicy.budget`)."""
 
     def __post_init__(self) -> None:
         if self.rule not in ("adaptive", "causal", "lagged"):
@@ -50,6 +52,13 @@ class PolicyOptions:
             raise ConfigurationError(
                 f"budget_lag {self.budget_lag} would set a step's budget by the drafts it is spent on, which changes "
                 "the text's distribution: use 1, or 2 when steps are chained"
+            )
+        if self.settles_budget and self.rule == "causal":
+            raise ConfigurationError(
+                "verify_lens_on_device is for the lagged rule, and the causal one never uses it: set "
+                "DSPARK_SCHEDULER_LOSSLESS_RULE to lagged or adaptive, or DSPARK_SCHEDULER_VERIFY_LENS_ON_DEVICE to "
+                "false",
+                field="verify_lens_on_device",
             )
         if self.fixed_window < 0:
             raise ConfigurationError(f"fixed_window {self.fixed_window} must be a number of drafts, e.g. 2")
@@ -79,7 +88,7 @@ def create_policy(
         "fixed": lambda: StaticPolicy(options.fixed_window),
         "threshold": lambda: ThresholdPolicy(options.threshold),
         "compact": lambda: _scheduled(verify_mode, costs, options),
-        "cap-accept": lambda: CapAcceptPolicy(_scheduled(verify_mode, costs, options)),
+        "cap-accept": lambda: CapAcceptPolicy(_scheduled(verify_mode, costs, replace(options, settles_budget=False))),
     }
     if verify_mode not in makers:
         raise ConfigurationError(f"verify_mode {verify_mode!r} is not known: use one of {', '.join(makers)}")
@@ -92,4 +101,4 @@ def _scheduled(verify_mode: str, costs: StepCosts | None, options: PolicyOptions
     if options.rule == "causal":
         return CausalPolicy(costs)
     kind = LaggedPolicy if options.rule == "lagged" else AdaptivePolicy
-    return kind(costs, options.budget_lag)
+    return kind(costs, options.budget_lag, settles_budget=options.settles_budget)

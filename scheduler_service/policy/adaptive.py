@@ -20,14 +20,18 @@ from scheduler_service.policy.survival import admission_order, lens_of, throughp
 class AdaptivePolicy(OlderPolicy):
     """Causal or lagged, step by step."""
 
+    def lagged_count(self, older: npt.NDArray[np.float64]) -> int | None:
+        """See `OlderPolicy`."""
+        count = int(np.argmax(older))
+        return count if count > num_until_drop(older) else None  # else an early stop finds the optimum
+
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.intp]:
         """Windows by the rule that older confidences favour."""
-        older = self.older_throughput(batch)
+        count = self.lagged_count(self.older_throughput(batch))
         rows, gains = admission_order(survival * batch.weights[:, None])
-        count = int(np.argmax(older))
-        if count <= num_until_drop(older):  # an early stop finds the optimum
+        if count is None:
             step_ns = self._costs.total_ns(batch.work, batch.contexts_of(rows))
             count = num_until_drop(throughput(gains, batch.plain_gain, step_ns))
         return lens_of(rows[: batch.within_budget(count)], survival.shape[0])

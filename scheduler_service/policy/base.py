@@ -115,6 +115,18 @@ class Windows(NamedTuple):
 class VerifyPolicy(ABC):
     """Chooses the windows of a step's drafted rows."""
 
+    settles_budget = False
+    """Whether `budget` is to be asked before a step is drafted."""
+
+    def budget(self, batch: DraftedBatch) -> int | None:
+        """Drafts that the step verifies, those of highest survival, where older confidences alone settle that: whoever
+        has the confidences of now can choose the windows then. `batch` is prepared. None: `windows` follows, which
+        needs them here; else `spent` does."""
+        return None
+
+    def spent(self, batch: DraftedBatch) -> None:  # noqa: B027 - optional
+        """The confidences of a step whose windows were chosen elsewhere."""
+
     def prepare(self, batch: DraftedBatch) -> None:  # noqa: B027 - optional
         """Does while the drafter works what its answer does not matter for: `windows` follows for the same batch, whose
         confidences are of no meaning yet."""

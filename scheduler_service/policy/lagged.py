@@ -8,6 +8,7 @@ among them is settled by itself and by what ranks above it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -32,14 +33,33 @@ class _Step(NamedTuple):
 class OlderPolicy(VerifyPolicy):
     """A rule that looks at confidences at least `budget_lag` steps old."""
 
-    def __init__(self, costs: StepCosts, budget_lag: int = 1) -> None:
-        """`budget_lag`: at least 1; 2 when steps are chained without waiting for the host."""
+    def __init__(self, costs: StepCosts, budget_lag: int = 1, *, settles_budget: bool = False) -> None:
+        """`budget_lag`: at least 1; 2 when steps are chained without waiting for the host. `settles_budget`: whether
+        others may choose the windows where older confidences settle the budget."""
         self._costs, self._older = costs, OlderConfidences(budget_lag)
+        self.settles_budget = settles_budget
         self._prepared: npt.NDArray[np.float64] | None = None
 
     def prepare(self, batch: DraftedBatch) -> None:
         """See `VerifyPolicy`."""
         self._prepared = self._look_back(batch)
+
+    def budget(self, batch: DraftedBatch) -> int | None:
+        """See `VerifyPolicy`."""
+        if self._prepared is None:
+            self.prepare(batch)
+        assert self._prepared is not None
+        count = self.lagged_count(self._prepared) if self.settles_budget else None
+        return None if count is None else batch.within_budget(count)
+
+    def spent(self, batch: DraftedBatch) -> None:
+        """See `VerifyPolicy`."""
+        self._prepared = None
+        self._older.add(batch)
+
+    @abstractmethod
+    def lagged_count(self, older: npt.NDArray[np.float64]) -> int | None:
+        """Drafts to admit by Θ of older confidences (`older_throughput`); None where that is for current ones."""
 
     def older_throughput(self, batch: DraftedBatch) -> npt.NDArray[np.float64]:
         """Θ with the first 0, 1 … n drafts admitted, as older confidences have it: known before this step's drafts.
@@ -61,11 +81,15 @@ class OlderPolicy(VerifyPolicy):
 class LaggedPolicy(OlderPolicy):
     """Budget by global search over older confidences."""
 
+    def lagged_count(self, older: npt.NDArray[np.float64]) -> int:
+        """See `OlderPolicy`."""
+        return int(np.argmax(older))
+
     def choose(
         self, batch: DraftedBatch, usable: npt.NDArray[np.intp], survival: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.intp]:
         """The drafts of highest survival, as many as the budget allows."""
-        budget = int(np.argmax(self.older_throughput(batch)))
+        budget = self.lagged_count(self.older_throughput(batch))
         rows, _ = admission_order(survival * batch.weights[:, None])
         return lens_of(rows[: batch.within_budget(budget)], survival.shape[0])
 
