@@ -136,6 +136,18 @@ class Batch:
             sequence.num_shared_pages = sequence.num_published = full
             sequence.computed = sequence.ingested = full * self.pages.page_size
 
+    def return_surplus(self) -> None:
+        """Returns pages reserved for drafts that were not accepted, where pages are short. Call between steps.
+
+        Elsewhere they stay with their sequences, whose next blocks need them.
+        """
+        num_needed = len(self.running) * (1 + self.pages.pages_for(self.limits.block_size + 1))
+        if self.waiting:
+            num_needed += sum(self.pages.pages_for(len(sequence.tokens)) for sequence in self.waiting[0])
+        if not self.pages.can_allocate(num_needed):
+            for sequence in self.running:
+                self.trim_pages(sequence)
+
     def trim_pages(self, sequence: Sequence) -> None:
         """Returns the pages reserved for drafts that were not accepted."""
         kept = self.pages.pages_for(len(sequence.tokens))

@@ -85,9 +85,7 @@ class Committer:
         row.committed_ids = kept
         # What is dropped is not charged.
         self._untold.append(_Emitted(row, accepted_ids, min(num_accepted, len(kept)), is_first, reason))
-        if reason is None:
-            self._batch.trim_pages(sequence)
-        else:
+        if reason is not None:
             self._end(sequence, reason)
 
     def _tell(self) -> None:

@@ -71,8 +71,9 @@ def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget
         row = decoding[able[candidate]]
         sequence = row.sequence
         wanted = min(plan.decision.num_slots, limits[candidate], (budget - total) // (num_rows - index))
-        held = len(sequence.pages) * page_size - len(sequence.tokens)
-        if wanted > held and not batch.reserve(sequence, len(sequence.tokens) + wanted):
+        num_tokens = len(sequence.tokens)
+        held = len(sequence.pages) * page_size - num_tokens
+        if wanted > held and not batch.reserve(sequence, num_tokens + wanted):
             wanted = held  # drafts are worth no preemption
         if wanted > 0:
             row.max_drafts = wanted
@@ -107,26 +108,29 @@ def _cap(
 
 def _candidates(batch: Batch, decoding: list[PlannedRow]) -> tuple[list[int], Candidates]:
     """Decode rows that may be drafted."""
-    able, limits = [], []
+    able, slots, context_lens, limits = [], [], [], []
+    block_size = batch.limits.block_size
     for index, row in enumerate(decoding):
         sequence = row.sequence
-        # max_tokens is clamped to the context at admission, so the row ends inside max_model_len as well.
-        limit = min(batch.limits.block_size, sequence.num_remaining - row.is_chained - 1)
-        if sequence.request.max_draft_tokens is not None:
-            limit = min(limit, sequence.request.max_draft_tokens)
-        if limit > 0 and _can_draft(batch, sequence):
-            able.append(index)
-            limits.append(limit)
-    slots = np.array([decoding[index].sequence.slot for index in able], np.intp)
-    context_lens = np.array([decoding[index].start + 1 for index in able], np.intp)
-    return able, Candidates(slots, context_lens, np.array(limits, np.intp))
+        most = sequence.request.max_draft_tokens
+        # max_len is clamped to the context at admission, so the row ends inside max_model_len as well.
+        room = sequence.max_len - len(sequence.tokens) - row.is_chained - 1
+        limit = min(room, block_size if most is None else min(most, block_size))
+        if limit <= 0 or sequence.is_plain_once or sequence.context_lost:
+            continue
+        if sequence.num_shared_pages and not _has_shared_context(batch, sequence):
+            continue
+        able.append(index)
+        slots.append(sequence.slot)
+        context_lens.append(row.start + 1)
+        limits.append(limit)
+    arrays = [np.array(each, np.intp) for each in (slots, context_lens, limits)]
+    return able, Candidates(*arrays)
 
 
-def _can_draft(batch: Batch, sequence: Sequence) -> bool:
-    """Whether the draft context will be complete once this step's ingests are done."""
-    if sequence.is_plain_once or sequence.context_lost:
-        return False
-    if not sequence.num_shared_pages or batch.pages.has_draft_context(sequence.pages[: sequence.num_shared_pages]):
+def _has_shared_context(batch: Batch, sequence: Sequence) -> bool:
+    """Whether the draft context of its shared pages will be complete once this step's ingests are done."""
+    if batch.pages.has_draft_context(sequence.pages[: sequence.num_shared_pages]):
         return True
     source = sequence.request.prompt_source
     if source is None or not source.is_running or source.context_lost:

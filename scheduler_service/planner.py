@@ -17,13 +17,17 @@ def plan_step(batch: Batch) -> StepPlan:
     plan = StepPlan()
     decoding: list[PlannedRow] = []
     prefilling: list[Sequence] = []
+    page_size = batch.pages.page_size
     for sequence in list(batch.running):
-        if not sequence.is_running:
+        if sequence.slot < 0:
             continue  # preempted by an older one in this very loop
-        if _waits(sequence) or not batch.reserve_or_preempt(sequence, len(sequence.tokens)):
+        if sequence.waits_for_prompt and _waits(sequence):
             continue
-        if sequence.is_decoding:
-            decoding.append(PlannedRow(sequence, sequence.computed, 1, emits=True))
+        num_tokens, start = len(sequence.tokens), sequence.computed
+        if num_tokens > len(sequence.pages) * page_size and not batch.reserve_or_preempt(sequence, num_tokens):
+            continue
+        if start == num_tokens - 1:
+            decoding.append(PlannedRow(sequence, start, 1, emits=True))
         else:
             prefilling.append(sequence)
     budget = batch.limits.max_batch_tokens - len(decoding)
@@ -36,7 +40,7 @@ def plan_step(batch: Batch) -> StepPlan:
     plan.rows = decoding + _plan_chunks(batch, chunks, budget, is_decoding=bool(decoding))
     if batch.limits.block_size:
         plan.ingests = _plan_ingests(batch, plan.rows)
-        plan.num_ingested = sum(sequence.computed - sequence.ingested for sequence in plan.ingests)
+        plan.num_ingested = sum([sequence.computed - sequence.ingested for sequence in plan.ingests])
     return plan
 
 

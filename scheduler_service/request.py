@@ -209,10 +209,13 @@ class Sequence:
     num_accepted: int = 0
     num_uncut_accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
+    max_len: int = field(init=False)
+    """Tokens, prompt included, with which it ends at the latest."""
     audit_key: int = field(init=False)
     """What its audits follow from."""
 
     def __post_init__(self) -> None:
+        self.max_len = len(self.request.prompt) + self.request.max_tokens
         self.audit_key = audit_key(self.request.request_id, self.choice)
 
     @property
@@ -228,7 +231,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
+        return self.max_len - len(self.tokens)
 
     @property
     def is_decoding(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 from scheduler_service import tracing
@@ -19,7 +19,7 @@ from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
 from scheduler_service.draft_planner import carry_out, look_ahead
-from scheduler_service.executor_types import DraftCall, Phase, StepCall, StepResult
+from scheduler_service.executor_types import DraftCall, Phase, StepCall, StepResult, TargetProbAsk
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.ledger import Ledger
@@ -108,27 +108,35 @@ class StepEngine:
         plan = plan_step(self._batch)
         step_id = next(self._step_ids)
         with tracing.step_span(plan.rows, step_id) as metadata:
-            draft_ns = 0
+            draft_ns, step = 0, None
             if self._drafter is not None:
-                draft_ns = self._draft(self._drafter, plan, step_id, metadata)
+                draft_ns, step = self._draft(self._drafter, plan, step_id, metadata)
             self._learning.catch_up()  # without a Draft call; what the step asks for follows from all before it
             if self._masks is not None:
                 self._mask(self._masks, plan, step_id)
             if plan.rows:
-                step = self._send(plan, step_id, metadata, draft_ns=draft_ns)
+                step = step or self._send(plan, step_id, metadata, draft_ns=draft_ns)
                 self._note_draft(plan)
                 self._finish(step)
             else:  # the last ingests of sequences that ended were all there was to do
                 self._note_draft(plan)
 
-    def _draft(self, drafter: DrafterClient, plan: StepPlan, step_id: int, metadata: Metadata) -> int:
-        """Ingests and drafts what is planned; returns the wall time of the call."""
+    def _draft(
+        self, drafter: DrafterClient, plan: StepPlan, step_id: int, metadata: Metadata
+    ) -> tuple[int, _SentStep | None]:
+        """Ingests and drafts what is planned; returns the wall time of the call, and the step if it could be sent right
+        behind, because the verifier chooses its windows."""
         drafted, ingests, num_slots = plan.drafted, plan.ingests, plan.decision.num_slots
         if not drafted and not ingests:
             carry_out(self._batch, plan)
-            return 0
+            return 0, None
         for row in drafted:
             row.sequence.round += 1  # at issue: even a call that fails has used its noise
+        settles = bool(drafted) and self._windows is not None and self._windows.settles_budgets
+        if settles and self._windows is not None:
+            carry_out(self._batch, plan)
+            self._windows.settle(plan)
+        is_settled = plan.budget is not None
         anchors = [row.sequence for row in drafted]
         call = DraftCall(
             step_id=step_id,
@@ -143,13 +151,17 @@ class StepEngine:
             row_anchor_positions=[len(sequence.tokens) - 1 for sequence in anchors],
             row_rounds=[sequence.round for sequence in anchors],
             num_draft_tokens=num_slots or self._batch.limits.block_size,
+            publishes_blocks=is_settled,
+            confidence_odds=self._windows.odds() if is_settled and self._windows is not None else None,
         )
         started = perf_counter_ns()
         drafter.send(call, metadata)
-        carry_out(self._batch, plan)
+        step = self._send(plan, step_id, metadata) if is_settled else None
+        if not settles:
+            carry_out(self._batch, plan)
         self._learning.catch_up()  # before its events go out: who sees a request's end sees it counted
         self._flush()
-        if drafted and self._windows is not None:
+        if drafted and self._windows is not None and not settles:
             self._windows.prepare(plan)
         result = drafter.receive(call)
         received_ns = perf_counter_ns()
@@ -160,9 +172,13 @@ class StepEngine:
             sequence = ingests[index]
             sequence.context_lost = f"draft context lost: {reason}"
             log.warning("request %r: %s", sequence.request.request_id, sequence.context_lost)
+        draft_ns = received_ns - started
+        if step is not None and self._windows is not None:
+            self._windows.take(plan, result)
+            return draft_ns, replace(step, sent_ns=received_ns, draft_ns=draft_ns)  # it has waited for the drafter
         if drafted and self._windows is not None:
             self._windows.choose(plan, result)
-        return received_ns - started
+        return draft_ns, None
 
     def _note_draft(self, plan: StepPlan) -> None:
         """What the Draft call did, as far as the Step call does not wait for it."""
@@ -170,6 +186,9 @@ class StepEngine:
             if not sequence.context_lost:
                 self._batch.acknowledge_ingest(sequence)
         self._batch.release_closed()
+        self._note_windows(plan)
+
+    def _note_windows(self, plan: StepPlan) -> None:
         if plan.windows is not None and self._windows is not None:
             self._windows.count(plan, plan.windows, self.window_counts)
 
@@ -212,15 +231,22 @@ class StepEngine:
             token_ids=token_ids,
             row_chained=[row.is_chained for row in rows] if any(row.is_chained for row in rows) else [],
             row_masked=[row.is_masked for row in rows] if any(row.is_masked for row in rows) else [],
-            prob_asks=self._block_accept.asks(rows) if self._block_accept is not None else [],
+            prob_asks=self._asks(plan),
+            blocks=plan.block_rows(),
+            verify_budget=plan.budget or 0,
         )
         sent_ns = perf_counter_ns()
         self._verifier.send(call, metadata)
         return _SentStep(step_id, plan, sent_ns, bool(metadata), is_chained, draft_ns)
 
+    def _asks(self, plan: StepPlan) -> list[TargetProbAsk]:
+        if self._block_accept is None or plan.budget is not None:  # without lengths it is not known what to ask
+            return []
+        return self._block_accept.asks(plan.rows)
+
     def _chain(self, step: _SentStep) -> _SentStep | None:
         """Sends the step after `step`, if that can be planned before the result of `step` is known."""
-        if not self._chain_plain_steps or step.is_traced:
+        if not self._chain_plain_steps or step.is_traced or step.plan.budget is not None:
             return None
         rows = plan_chained(self._batch, step.plan.rows)
         if not rows or any(row.sequence.request.span is not None for row in rows):
@@ -241,7 +267,11 @@ class StepEngine:
         ledger.step_call_ns += received_ns - called_ns
         ledger.verifier_model_ns += result.model_ns
         ledger.verifier_accept_ns += result.accept_ns
+        if step.plan.budget is not None and self._windows is not None:
+            self._windows.fill(step.plan, result.verify_lens)
+            self._note_windows(step.plan)
         self._commit(step, result)
+        self._batch.return_surplus()
         ledger.num_steps += 1
         ledger.num_chained_steps += step.is_chained
         ended_ns = perf_counter_ns()

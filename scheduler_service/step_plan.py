@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kernels.token_scores import TokenScore
 from scheduler_service.draft_gate import NOTHING, Candidates, DraftDecision, StepShape
-from scheduler_service.executor_types import DraftResult
+from scheduler_service.executor_types import BlockRow, DraftResult
 from scheduler_service.policy import Windows
 from scheduler_service.request import Sequence, StepReport
 
@@ -73,12 +73,21 @@ class StepPlan:
     """Most drafts verified, by latency targets; None: no bound."""
     drafted: list[PlannedRow] = field(default_factory=list)
     """Rows that are drafted: those of `decision`, in its order, for which there is room."""
+    budget: int | None = None
+    """Drafts verified, if the verifier chooses which; `windows` is then known from its answer."""
     draft: DraftResult | None = None
     """What the drafter answered for them; None until they are drafted."""
     windows: Windows | None = None
     """What is verified and committed of their blocks; None until that is chosen."""
     confidences: npt.NDArray[np.float32] | None = None
     """[drafted, slots]: calibrated; None until they are drafted."""
+
+    def block_rows(self) -> list[BlockRow]:
+        """What the verifier is told of the drafted rows if it chooses their windows."""
+        if self.budget is None:
+            return []
+        index_of = {id(row): index for index, row in enumerate(self.rows)}
+        return [BlockRow(index_of[id(row)], row.max_drafts, row.sequence.request.priority) for row in self.drafted]
 
     def report(self, row: PlannedRow, num_accepted: int) -> StepReport:
         """What the step did for one of its rows, whose verifier accepted `num_accepted` drafts."""
@@ -96,7 +105,7 @@ class StepPlan:
 
 
 def step_shape(decoding: list[PlannedRow], num_prefill: int) -> StepShape:
-    """The step as the draft gate sees it, with `num_prefill` prefill tokens beside the decode rows."""
-    context = float(sum(row.num_context for row in decoding))
+    """The step as the draft gate sees it: decode rows of one token each, `num_prefill` prefill tokens beside them."""
     num_rows = len(decoding)
+    context = float(sum([row.start for row in decoding]) + num_rows)
     return StepShape(num_rows + bool(num_prefill), num_rows + num_prefill, context, num_rows, context)

@@ -88,6 +88,33 @@ def test_a_page_is_reserved_for_every_position_that_may_be_written() -> None:
     batch.check_integrity()
 
 
+def test_pages_of_drafts_not_accepted_come_back_where_pages_are_short() -> None:
+    batch = _batch()
+    sequence = _admit(batch, 3, decoding=True)
+    plan_step(batch)
+    batch.return_surplus()
+    assert len(sequence.pages) == 3  # the next block needs them
+    taken = batch.pages.allocate(batch.pages.num_free - 3)
+    batch.return_surplus()
+    assert len(sequence.pages) == 3  # the anchor's and a block's to each are still free
+    taken += batch.pages.allocate(1)
+    batch.return_surplus()
+    assert len(sequence.pages) == 1
+    batch.pages.free(taken)
+    batch.check_integrity()
+
+
+def test_pages_of_drafts_not_accepted_come_back_where_others_wait_for_them() -> None:
+    batch = _batch(num_pages=16)
+    sequence = _admit(batch, 3, decoding=True)
+    plan_step(batch)
+    batch.return_surplus()
+    assert len(sequence.pages) == 3
+    batch.enqueue(accept_request(GenerateSpec("waiting", [1] * 44, max_tokens=8), batch.limits, lambda event: None))
+    batch.return_surplus()
+    assert len(sequence.pages) == 1
+
+
 def test_drafts_shrink_to_the_pages_left() -> None:
     batch = _batch(num_pages=2)
     _admit(batch, 3, decoding=True)
