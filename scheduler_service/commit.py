@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypeAlias
 
 from scheduler_service.batch import Batch
 from scheduler_service.counts import ChoiceCounts
@@ -21,17 +21,10 @@ _MAX_FAILURES = 2
 """Steps in a row that may fail for a row before its choice ends with an error; the retry is plain."""
 
 
-class _Emitted(NamedTuple):
-    """A row that has emitted, to be told of."""
-
-    row: PlannedRow
-    accepted_ids: list[int]
-    """Drafts that the verifier accepted, whether or not they are committed."""
-    num_accepted: int
-    """Those committed."""
-    is_first: bool
-    """Whether the row's first token is among its tokens."""
-    reason: FinishReason | None
+_Emitted: TypeAlias = "tuple[PlannedRow, list[int], int, bool, FinishReason | None]"
+"""A row that has emitted, to be told of: the row; what the verifier emitted for it; drafts that it accepted, whether or
+not they are committed; whether the row's first token is among them; why the choice ends there. A plain tuple, since one
+is made for every row while everybody waits."""
 
 
 class Committer:
@@ -56,17 +49,17 @@ class Committer:
     def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
         sequence, num_drafts = row.sequence, len(row.drafts)
-        request = sequence.request
+        request, start = sequence.request, sequence.computed
         if num_accepted > num_drafts or len(token_ids) != (num_accepted + 1 if row.emits else 0):
             raise ValueError(f"the verifier accepted {num_accepted} of {num_drafts} drafts, {len(token_ids)} tokens")
-        accepted_ids = token_ids[:num_accepted]
+        kept, num_kept = token_ids, num_accepted
         if row.commit_len < num_drafts:
-            num_accepted, token_ids = commit_cut(num_accepted, token_ids, row.commit_len)
-        if not sequence.is_decoding:
+            num_kept, kept = commit_cut(num_accepted, token_ids, row.commit_len)
+        if start != len(sequence.tokens) - 1:
             self._ledger.num_prefill_tokens += row.num_tokens
-        if sequence.computed == sequence.ingested:
+        if start == sequence.ingested:
             sequence.uningested_since = step_id
-        sequence.computed += row.num_tokens + num_accepted
+        sequence.computed = start + row.num_tokens + num_kept
         sequence.num_failures = 0
         if request.prompt_source is sequence and len(request.choices) > 1:
             self._batch.share_prompt(sequence)
@@ -75,16 +68,17 @@ class Committer:
         if not row.emits:
             self._batch.publish(sequence)
             return
-        is_first = not sequence.num_tokens
+        is_first = not sequence.first_token_ns
         if is_first:
             sequence.first_token_ns = time.monotonic_ns()
-        kept, reason = _cut(sequence, token_ids)
+        reason = None
+        if len(kept) >= sequence.num_remaining or not request.stop_token_ids.isdisjoint(kept):  # hardly ever
+            kept, reason = _cut(sequence, kept)
         if sequence.matcher is not None and reason is None:  # a matcher at its end takes no end-of-sequence token
             sequence.matcher.advance(kept)
         sequence.tokens += kept
         row.committed_ids = kept
-        # What is dropped is not charged.
-        self._untold.append(_Emitted(row, accepted_ids, min(num_accepted, len(kept)), is_first, reason))
+        self._untold.append((row, token_ids, num_accepted, is_first, reason))
         if reason is not None:
             self._end(sequence, reason)
 
@@ -92,10 +86,11 @@ class Committer:
         """Counts what has been committed, and makes the events of it."""
         untold, self._untold = self._untold, []
         ledger = self._ledger
-        for row, accepted_ids, num_accepted, is_first, reason in untold:
+        for row, token_ids, num_uncut, is_first, reason in untold:
             sequence, kept, num_drafts = row.sequence, row.committed_ids, len(row.drafts)
-            if accepted_ids:
-                num_uncut = sequence.request.num_until_stop(accepted_ids)
+            num_accepted = min(num_uncut, row.commit_len, len(kept))  # what is dropped is not charged
+            if num_uncut:
+                num_uncut = sequence.request.num_until_stop(token_ids[:num_uncut])
                 ledger.num_uncut_accepted += num_uncut
                 sequence.num_uncut_accepted += num_uncut
             if not is_first:
@@ -202,8 +197,6 @@ def _log_end(request: Request, off_reason: OffReason | None) -> None:
 def _cut(sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """Tokens up to the first stop token or the limit, and the reason if the choice ends there."""
     request, room = sequence.request, sequence.num_remaining
-    if len(token_ids) < room and request.stop_token_ids.isdisjoint(token_ids):  # nearly always
-        return token_ids, None
     kept = token_ids[:room]
     kept = kept[: request.num_until_stop(kept)]
     if kept and kept[-1] in request.stop_token_ids:
