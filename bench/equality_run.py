@@ -159,7 +159,7 @@ class _Matrix:
         """Bytes of K/V pages that the short prompts outgrow together."""
         reference = self._record.reference(weight_format, self._options.samplings[0])
         count = few_pages(reference.num_prompt_tokens[1:], self._options.max_tokens, PAGE_SIZE)
-        return str(count * _page_bytes(self._pair, has_drafter=server.verify_mode != "off"))
+        return str(count * _page_bytes(self._pair, weight_format, has_drafter=server.verify_mode != "off"))
 
     def _count_steps(self, engine: Engine) -> int:
         """Steps in which the long prompt alone is computed."""
@@ -252,13 +252,15 @@ def _row(
     )
 
 
-def _page_bytes(pair: ModelPair, *, has_drafter: bool) -> int:
-    """Bytes of one page of K/V, target and drafter."""
+def _page_bytes(pair: ModelPair, weight_format: str, *, has_drafter: bool) -> int:
+    """Bytes of one page of K/V, target in that format and drafter in its default one."""
     from drafter_service.config import parse_config
     from drafter_service.model import page_bytes as drafter_page_bytes
+    from kernels.kv_pages import page_type
     from verifier_service.model import page_bytes
 
-    size = page_bytes(TargetConfig.from_checkpoint(Checkpoint(str(pair.target))))
+    size = page_bytes(TargetConfig.from_checkpoint(Checkpoint(str(pair.target))), page_type(weight_format, "auto"))
     if has_drafter and pair.drafter is not None:
-        size += drafter_page_bytes(parse_config(json.loads((pair.drafter / "config.json").read_text())))
+        config = parse_config(json.loads((pair.drafter / "config.json").read_text()))
+        size += drafter_page_bytes(config, page_type("auto", "auto"))
     return size

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.peaks import Peaks, measure_peaks
 from drafter_service.loading import load_drafter
-from drafter_service.model import DraftCache, DrafterModel
+from drafter_service.model import DrafterModel
 from drafter_service.settings import DrafterSettings
 from kernels.cpu.native import num_threads
 from launcher.models import choose_models
@@ -32,8 +32,6 @@ from service_kit.settings import CommonSettings, load_settings
 from verifier_service.loading import load_target
 from verifier_service.model import PAGE_SIZE, TargetModel, TokenRows
 from verifier_service.settings import VerifierSettings
-
-_KV_BYTES = 4
 
 
 class Phase(NamedTuple):
@@ -89,7 +87,7 @@ def target_cost(model: TargetModel, phase: Phase, context: int, is_levels: bool)
     linear_macs = rows * sum(linear.num_in * linear.num_out for linear in layers)
     linear_macs += phase.num_slots * phase.num_emitting * weights.lm_head.num_in * weights.lm_head.num_out
     width = config.num_layers * config.head_dim
-    read = phase.num_slots * context * width * 2 * config.num_kv_heads * _KV_BYTES
+    read = phase.num_slots * context * model.page_bytes // PAGE_SIZE
     first = context - phase.num_rows + 1
     seen = phase.num_slots * sum(range(first, context + 1))
     attention_macs = seen * width * 2 * config.num_heads
@@ -124,7 +122,7 @@ def draft_cost(model: DrafterModel, num_blocks: int, context: int, is_levels: bo
     linears.append(weights.lm_head)
     slots = num_blocks * config.block_len_for(config.block_size)
     width = config.num_layers * config.head_dim
-    read = num_blocks * context * width * 2 * config.num_kv_heads * _KV_BYTES
+    read = num_blocks * context * model.page_bytes // PAGE_SIZE
     linear_macs = slots * sum(linear.num_in * linear.num_out for linear in linears)
     attention_macs = slots * (context + config.block_size) * width * 2 * config.num_heads
     return Cost(
@@ -137,7 +135,7 @@ def draft_cost(model: DrafterModel, num_blocks: int, context: int, is_levels: bo
 def draft_step(model: DrafterModel, num_blocks: int, context: int) -> Callable[[], object]:
     """A block pass over contexts of zeros."""
     pages = -(-(context + model.config.block_size) // PAGE_SIZE)
-    cache = DraftCache(model.config, num_blocks * pages, context + model.config.block_size)
+    cache = model.make_cache(num_blocks * pages, context + model.config.block_size)
     page_table = torch.randperm(num_blocks * pages).int().view(num_blocks, pages)
     anchors, slots = torch.full((num_blocks,), 100), torch.arange(num_blocks, dtype=torch.int32)
     positions = torch.full((num_blocks,), context, dtype=torch.int32)

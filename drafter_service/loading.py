@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from drafter_service.calibration import Calibration, load_calibration
-from drafter_service.model import PAGE_SIZE, DraftCache, DrafterModel
+from drafter_service.model import PAGE_SIZE, DrafterModel
 from drafter_service.pair import Pair, check_pair
 from drafter_service.settings import DrafterSettings
 from drafter_service.weights import WeightFormat, default_format, load_weights
 from kernels.cpu.features import describe
+from kernels.kv_pages import page_type
 from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.sampling import Regime, SlotSampling
@@ -60,8 +61,9 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     except ValueError as error:
         raise ConfigurationError(f"drafter: {error}", field="kernels") from error
     weights = load_weights(pair, weight_format)
+    sample_block, kv_dtype = load_sampling_ops(settings.kernels).sample_block, page_type(weight_format, kernels)
     return LoadedDrafter(
-        model=DrafterModel(pair.config, weights, load_ops(kernels), load_sampling_ops(settings.kernels).sample_block),
+        model=DrafterModel(pair.config, weights, load_ops(kernels), sample_block, kv_dtype),
         name=settings.model,
         fingerprint=pair.drafter.fingerprint,
         weight_format=weight_format,
@@ -108,7 +110,7 @@ def warm_up(drafter: LoadedDrafter) -> None:
     if drafter.gpu is not None:
         return
     model, config = drafter.model, drafter.model.config
-    cache = DraftCache(config, num_pages=1, num_positions=PAGE_SIZE)
+    cache = model.make_cache(num_pages=1, num_positions=PAGE_SIZE)
     page_table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     model.ingest(torch.zeros(1, config.feature_size), slots, slots, page_table, cache)
     ids, ones = np.zeros(1, np.int64), np.ones(1, np.int64)

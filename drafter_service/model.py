@@ -36,16 +36,15 @@ _MAX_RECORDED_ROWS = 128
 class DraftCache:
     """Draft K/V pages of a session and the rotary tables that reach as far as its contexts."""
 
-    def __init__(self, config: DrafterConfig, num_pages: int, num_positions: int, like: Tensor | None = None) -> None:
-        """Zeroed pages (memory is taken as they are used) for contexts of up to `num_positions`.
-
-        They have device and type of `like`; without it they are float32 on the CPU.
-        """
+    def __init__(
+        self, config: DrafterConfig, num_pages: int, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Zeroed pages (memory is taken as they are used) for contexts of up to `num_positions`."""
+        make = functools.partial(zero_pages, dtype=dtype, device=device)
         pages = (config.num_layers, num_pages, config.num_kv_heads)
-        self.keys = zero_pages(*pages, config.head_dim, PAGE_SIZE, like=like)  # [layers, pages, Hkv, D, page_size]
-        self.values = zero_pages(*pages, PAGE_SIZE, config.head_dim, like=like)  # [layers, pages, Hkv, page_size, D]
+        self.keys = make(*pages, config.head_dim, PAGE_SIZE)  # [layers, pages, Hkv, D, page_size]
+        self.values = make(*pages, PAGE_SIZE, config.head_dim)  # [layers, pages, Hkv, page_size, D]
         rope = rope_tables(config.decoder, num_positions + config.block_size)
-        device = self.keys.device
         self.rope = rope.cos.to(device), rope.sin.to(device)
         self.programs: dict[tuple[str | int, ...], Program] = {}
         """Recorded calls over these pages."""
@@ -58,9 +57,9 @@ class BlockForward(NamedTuple):
     base_logits: Tensor  # [B, n, Vd]
 
 
-def page_bytes(config: DrafterConfig, value_bytes: int = 4) -> int:
+def page_bytes(config: DrafterConfig, dtype: torch.dtype) -> int:
     """Bytes of one K/V page, all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * value_bytes
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * dtype.itemsize
 
 
 class _Buffers:
@@ -86,22 +85,35 @@ class DrafterModel:
     """Weights and scratch rows. One thread at a time."""
 
     def __init__(
-        self, config: DrafterConfig, weights: DrafterWeights, ops: Ops, sample_block: Callable[..., BlockDraft]
+        self,
+        config: DrafterConfig,
+        weights: DrafterWeights,
+        ops: Ops,
+        sample_block: Callable[..., BlockDraft],
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`ops` run between the linear layers, `sample_block` is `kernels.markov_sample`'s sequential head."""
+        """`ops` run between the linear layers, `sample_block` is `kernels.markov_sample`'s sequential head.
+
+        K/V pages are `kv_dtype`, by default as wide as the rows (`kernels.kv_pages`).
+        """
         self.config, self.weights, self._ops, self._sample_block = config, weights, ops, sample_block
+        self.kv_dtype = kv_dtype or self.like.dtype
         self._mask_row = weights.embedding[config.mask_token_id].to(self.like.dtype)
         self._small, self._large = _Buffers(config, _MAX_RECORDED_ROWS, self.like), _Buffers(config, 0, self.like)
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the device and type that rows and pages have."""
+        """A tensor of the device and type that rows have."""
         return self.weights.final_norm
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, K and V of all layers."""
-        return page_bytes(self.config, self.like.element_size())
+        return page_bytes(self.config, self.kv_dtype)
+
+    def make_cache(self, num_pages: int, num_positions: int) -> DraftCache:
+        """Pages for contexts of up to `num_positions`, where the weights are."""
+        return DraftCache(self.config, num_pages, num_positions, self.kv_dtype, self.like.device)
 
     def reserve(self, num_rows: int) -> None:
         """Makes room for calls of so many rows: memory that captured calls use stays where it is."""

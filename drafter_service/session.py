@@ -11,7 +11,7 @@ import torch
 from dspark.v1 import types_pb2
 from torch import Tensor
 
-from drafter_service.model import INGEST_ROWS, PAGE_SIZE, DraftCache, DrafterModel
+from drafter_service.model import INGEST_ROWS, PAGE_SIZE, DrafterModel
 from drafter_service.records import DraftResult, DraftRows, Ingests, IntArray, SessionArenas, SessionSizes
 from service_kit.device_memory import DeviceMemory
 from service_kit.engine_thread import EngineThread, StepReplies
@@ -52,7 +52,7 @@ class Session:
         self.page_table = torch.from_numpy(self.slots.page_table)
         """int32 [num_slots, max_pages], the same memory as the slot table's."""
         num_positions = self.slots.page_table.shape[1] * PAGE_SIZE
-        self.cache = DraftCache(config, sizes.num_pages, num_positions, model.like if gpu else None)
+        self.cache = model.make_cache(sizes.num_pages, num_positions)
         self.replies: StepReplies[DraftResult] = StepReplies(thread)
         self._ring: Arena | None = None
         self._draft_probs: Arena | None = None

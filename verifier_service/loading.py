@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.features import LEVEL, Level, describe
+from kernels.kv_pages import page_type
 from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.rejection_sample import RowOutcome
@@ -84,7 +85,7 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
         raise ConfigurationError(f"{settings.model}: {error}", field="kernels") from error
     weight_format, reason, weights = _load_weights(settings, checkpoint, config)
     logger.info("kernels %s: %s; weight format %s: %s", kernels, describe(), weight_format, reason)
-    model = TargetModel(config, weights, load_ops(kernels))
+    model = TargetModel(config, weights, load_ops(kernels), page_type(weight_format, kernels))
     sampling_ops = load_sampling_ops(settings.kernels)
     findings = apply_self_test(
         model,

@@ -35,7 +35,7 @@ class TokenRows(NamedTuple):
 class Workspace:
     """Memory of a session: K/V pages, rotary tables and the buffers of a forward, allocated once."""
 
-    keys: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, head_dim, PAGE_SIZE], as all rows in one type
+    keys: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, head_dim, PAGE_SIZE]
     values: tuple[Tensor, ...]  # per layer [num_pages, num_kv_heads, PAGE_SIZE, head_dim]
     cos: Tensor  # [max_model_len, head_dim / 2]
     sin: Tensor  # [max_model_len, head_dim / 2]
@@ -54,27 +54,31 @@ class Workspace:
     """Recorded forwards by row count, page table address and threads: a program for each span of layers."""
 
 
-def page_bytes(config: TargetConfig, value_bytes: int = 4) -> int:
+def page_bytes(config: TargetConfig, dtype: torch.dtype) -> int:
     """Bytes of one K/V page, all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * value_bytes
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE_SIZE * dtype.itemsize
 
 
 class TargetModel:
     """Weights and operations; all state is in the caller's Workspace."""
 
-    def __init__(self, config: TargetConfig, weights: TargetWeights, ops: Ops) -> None:
+    def __init__(
+        self, config: TargetConfig, weights: TargetWeights, ops: Ops, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """K/V pages are `kv_dtype`, by default as wide as the rows (`kernels.kv_pages`)."""
         self.config, self.weights, self._ops = config, weights, ops
+        self.kv_dtype = kv_dtype or weights.embedding.dtype
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one K/V page, all layers."""
-        return page_bytes(self.config, self.weights.embedding.element_size())
+        return page_bytes(self.config, self.kv_dtype)
 
     def workspace(
         self, num_pages: int, max_model_len: int, max_batch_tokens: int, feature_layer_ids: Sequence[int] = ()
     ) -> Workspace:
-        """Allocates a session's memory where the weights are, in the type of the embedding; pages start as zeros, whose
-        memory the system commits when first written.
+        """Allocates a session's memory where the weights are, rows in the type of the embedding; pages start as zeros,
+        whose memory the system commits when first written.
 
         Raises MemoryError (or torch's RuntimeError) if there is not enough.
         """
@@ -85,11 +89,13 @@ class TargetModel:
         def rows(width: int) -> Tensor:
             return like.new_empty(max_batch_tokens, width)
 
+        def pages(*shape: int) -> tuple[Tensor, ...]:
+            layers = range(config.num_layers)
+            return tuple(zero_pages(num_pages, heads, *shape, dtype=self.kv_dtype, device=like.device) for _ in layers)
+
         return Workspace(
-            keys=tuple(zero_pages(num_pages, heads, head_dim, PAGE_SIZE, like=like) for _ in range(config.num_layers)),
-            values=tuple(
-                zero_pages(num_pages, heads, PAGE_SIZE, head_dim, like=like) for _ in range(config.num_layers)
-            ),
+            keys=pages(head_dim, PAGE_SIZE),
+            values=pages(PAGE_SIZE, head_dim),
             cos=rope.cos.to(like.device),
             sin=rope.sin.to(like.device),
             positions=torch.empty(max_batch_tokens, dtype=torch.int32),

@@ -29,6 +29,7 @@ from kernels.cpu.running_softmax import (
     make_queries,
     make_state,
     merge,
+    next_line,
     queries_size,
     state_size,
 )
@@ -36,7 +37,7 @@ from kernels.cpu.simd import LANES, load_int
 
 
 def _entry(arguments: int) -> None:
-    numbers = int_arguments(arguments, 19)
+    numbers = int_arguments(arguments, 20)
     num_blocks, num_heads, anchors, block_len, head_dim = numbers[1], numbers[2], numbers[3], numbers[9], numbers[17]
     context_len = block_len * num_blocks
     for block in range(num_blocks):
@@ -46,15 +47,15 @@ def _entry(arguments: int) -> None:
 
 def _body(work: int) -> None:
     arguments = arguments_of(work)
-    numbers, eps = int_arguments(arguments, 19), float_argument(arguments, 19)
+    numbers, eps = int_arguments(arguments, 20), float_argument(arguments, 20)
     qkv, num_blocks, num_heads, anchors, row_slots, q_norm, k_norm, window, out, block_len = numbers[:10]
     pages = Pages(*numbers[10:])
     head_dim, group = pages.head_dim, num_heads // pages.num_kv_heads
     row_size = (num_heads + 2 * pages.num_kv_heads) * head_dim
     num_queries = block_len * group
     size, states = state_size(num_queries, head_dim), queries_size(num_queries, head_dim)
-    memory = np.empty(states + 2 * size, np.float32)
-    base = memory.ctypes.data
+    memory = np.empty(LANES + states + 2 * size, np.float32)
+    base = next_line(memory.ctypes.data)
     rotated = np.empty(head_dim, np.float32)
     lanes = (block_len + LANES - 1) // LANES * LANES
     block_keys = np.zeros(head_dim * lanes, np.float32)
@@ -94,7 +95,7 @@ def _body(work: int) -> None:
                 anchor + offset,
                 0,
                 count,
-                block_keys.ctypes.data,
+                types.int64(block_keys.ctypes.data),
                 (offset, offset + two, offset + three, offset + four),
                 lanes,
                 qkv,
@@ -105,6 +106,7 @@ def _body(work: int) -> None:
                     value_start + four * row_size,
                 ),
                 row_size,
+                0,
             )
             attend(queries, own, first_seen, last_seen, chunk, chunk)
         merge(total, own, num_queries, head_dim)
@@ -116,7 +118,7 @@ def _body(work: int) -> None:
     keep(memory)
 
 
-BLOCK = Kernel("19qd", _entry, _body)
+BLOCK = Kernel("20qd", _entry, _body)
 
 
 def block_attention(

@@ -187,17 +187,22 @@ def floats(tensor: Tensor | None) -> int:
     """Address of a contiguous float32 tensor, 0 for None."""
     if tensor is None:
         return 0
-    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-        raise _wrong_layout(tensor, torch.float32)
-    return tensor.data_ptr()
+    return _address(tensor, torch.float32)
+
+
+def halves(tensor: Tensor) -> int:
+    """Address of a contiguous float16 tensor."""
+    return _address(tensor, torch.float16)
 
 
 def ints(tensor: Tensor) -> int:
     """Address of a contiguous int32 tensor."""
-    if tensor.dtype is not torch.int32 or not tensor.is_contiguous():
-        raise _wrong_layout(tensor, torch.int32)
+    return _address(tensor, torch.int32)
+
+
+def _address(tensor: Tensor, dtype: torch.dtype) -> int:
+    if tensor.dtype is not dtype or not tensor.is_contiguous():
+        raise ValueError(
+            f"a kernel needs a contiguous {dtype} tensor, got {tensor.dtype} with strides {tensor.stride()}"
+        )
     return tensor.data_ptr()
-
-
-def _wrong_layout(tensor: Tensor, dtype: torch.dtype) -> ValueError:
-    return ValueError(f"a kernel needs a contiguous {dtype} tensor, got {tensor.dtype} with strides {tensor.stride()}")

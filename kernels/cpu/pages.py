@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from kernels.cpu.jit import compiled, types
-from kernels.cpu.native import floats, ints
+from kernels.cpu.native import floats, halves, ints
 from kernels.cpu.norm import inverse_rms
 from kernels.cpu.simd import LANES, load_int, load_part, splat, store_part
 
@@ -27,29 +28,33 @@ class Pages(NamedTuple):
     num_kv_heads: int
     head_dim: int
     page_size: int
+    is_half: int  # 1 for pages of float16, 0 for float32
 
 
 def pages_of(page_table: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> Pages:
-    """Raises ValueError for sizes that the kernels cannot walk in whole lanes."""
+    """Raises ValueError for sizes that the kernels cannot walk in whole lanes, and pages of mixed or other types."""
     _, num_kv_heads, head_dim, page_size = keys.shape
     if head_dim % LANES or page_size % LANES:
         raise ValueError(f"head_dim {head_dim} and page_size {page_size} must be multiples of {LANES}")
+    is_half = keys.dtype is torch.float16
+    of_pages = halves if is_half else floats
     return Pages(
         ints(page_table),
         page_table.shape[1],
         floats(cos),
         floats(sin),
-        floats(keys),
-        floats(values),
+        of_pages(keys),
+        of_pages(values),
         num_kv_heads,
         head_dim,
         page_size,
+        int(is_half),
     )
 
 
 @compiled
 def locate(pages: Pages, slot: int, position: int, kv_head: int) -> tuple[int, int]:
-    """Element offsets of the first K and the first V element of a position."""
+    """Element offsets of the first K and the first V element of a position, in the pages' type."""
     index = slot * pages.max_pages + position // pages.page_size
     page = types.int64(load_int(pages.page_table, index))
     start = (page * pages.num_kv_heads + kv_head) * pages.head_dim * pages.page_size

@@ -6,6 +6,7 @@ The arithmetic of a query is fixed by its own context. Positions are cut into se
 Segments are computed apart and merged in order, so that threads can share one row's context. Positions that a query
 does not see have weight exactly 0, and chunks or segments of such positions leave a state as it was: they are skipped
 or not with the same result. Which queries share a chunk's K and V, and in which registers, changes nothing.
+K and V in float16 are widened once a chunk, for all queries that share it; all arithmetic is that of float32 pages.
 Softmax with a running maximum: Milakov & Gimelshein 2018; merged parts: Dao et al. 2023 (Flash-Decoding).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kernels.cpu.jit import HAS_AVX512, compiled, types
+from kernels.cpu.packed import load_as
 from kernels.cpu.pages import Pages, locate
 from kernels.cpu.simd import (
     LANES,
@@ -66,10 +68,11 @@ class Queries(NamedTuple):
     queries: int  # [num_queries, head_dim], rotated, times log2(e) / sqrt(head_dim)
     scores: int  # [num_queries, CHUNK], then weights of one chunk
     rescales: int  # [num_queries, 16]
+    wide: int  # K [head_dim, CHUNK], then V [CHUNK, head_dim], of a chunk that is float16 in memory
 
 
 class Chunk(NamedTuple):
-    """Up to 64 positions of K and V, as addresses and element offsets."""
+    """Up to 64 positions of K and V, as addresses and offsets in units of 4 bytes: an element, or two of float16."""
 
     position: int  # of the first of them
     first_vector: int  # vectors of 16 positions that any query may see; others are not read
@@ -80,12 +83,20 @@ class Chunk(NamedTuple):
     values: int
     value_starts: Any  # 4 vectors
     value_stride: int  # from one position to the next; elements are adjacent
+    is_half: int  # 1 for float16, which `attend` widens; 0 for float32
+
+
+@compiled
+def next_line(address: int) -> int:
+    """The first cache line from an address on: vectors of what is laid out there lie in one line each."""
+    line: int = (types.int64(address) + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
+    return line
 
 
 @compiled
 def state_size(num_queries: int, head_dim: int) -> int:
     """Elements of a `State`."""
-    return num_queries * (head_dim + LANES + 1)
+    return num_queries * (head_dim + LANES) + (num_queries + LANES - 1) // LANES * LANES
 
 
 @compiled
@@ -109,7 +120,7 @@ def make_state(base: int, start: int, num_queries: int, head_dim: int) -> State:
 @compiled
 def queries_size(num_queries: int, head_dim: int) -> int:
     """Elements of `Queries`."""
-    return num_queries * (head_dim + CHUNK + LANES)
+    return num_queries * (head_dim + CHUNK + LANES) + CHUNK * head_dim
 
 
 @compiled
@@ -117,20 +128,55 @@ def make_queries(base: int, num_rows: int, group: int, head_dim: int) -> Queries
     """Lays out `Queries` in `queries_size` elements at `base`."""
     scores = num_rows * group * head_dim
     rescales = scores + num_rows * group * CHUNK
-    return Queries(base, num_rows, group, head_dim, 0, scores, rescales)
+    wide = rescales + num_rows * group * LANES
+    return Queries(base, num_rows, group, head_dim, 0, scores, rescales, wide)
+
+
+@compiled
+def _widen_keys(queries: Queries, chunk: Chunk) -> Chunk:
+    """The chunk with K of float16 as float32 in the working memory; vectors that no query sees are not read."""
+    half, base, head_dim = types.int16(0), queries.base, queries.head_dim
+    last_vector = (chunk.num_lanes - 1) // LANES
+    for vector in range(chunk.first_vector, last_vector + 1):
+        source, target = 2 * chunk.key_starts[vector], queries.wide + vector * LANES
+        for element in range(head_dim):
+            lanes = load_as(half, chunk.keys, source + 2 * element * chunk.key_stride)
+            store(base, target + element * CHUNK, lanes)
+    one, four = queries.wide + chunk.first_vector * LANES, queries.wide + last_vector * LANES
+    two, three = min(max(one, queries.wide + LANES), four), min(max(one, queries.wide + 2 * LANES), four)
+    seen = chunk.position, chunk.first_vector, chunk.num_lanes
+    starts = one, two, three, four
+    return Chunk(*seen, base, starts, CHUNK, chunk.values, chunk.value_starts, chunk.value_stride, 1)
+
+
+@compiled
+def _widen_values(queries: Queries, chunk: Chunk) -> Chunk:
+    """The same with V, in the same place: it is the working memory that stays in the CPU's nearest cache."""
+    half, base, head_dim = types.int16(0), queries.base, queries.head_dim
+    size = LANES * head_dim
+    for vector in range(chunk.first_vector, (chunk.num_lanes + LANES - 1) // LANES):
+        source, target = 2 * chunk.value_starts[vector], queries.wide + vector * size
+        for _ in range(min(chunk.num_lanes - vector * LANES, LANES)):
+            for offset in range(0, head_dim, LANES):
+                store(base, target + offset, load_as(half, chunk.values, source + offset))
+            source += 2 * chunk.value_stride
+            target += head_dim
+    seen = chunk.position, chunk.first_vector, chunk.num_lanes
+    starts = queries.wide, queries.wide + size, queries.wide + 2 * size, queries.wide + 3 * size
+    return Chunk(*seen, chunk.keys, chunk.key_starts, chunk.key_stride, base, starts, head_dim, 0)
 
 
 @compiled
 def _score(zeros: Any, queries: Queries, query: int, chunk: Chunk, ahead: Chunk) -> None:
     first, second, third, fourth = zeros, zeros, zeros, zeros
-    base, head_dim, stride = queries.base, queries.head_dim, chunk.key_stride
+    base, head_dim, stride, next_stride = queries.base, queries.head_dim, chunk.key_stride, ahead.key_stride
     starts, next_starts = chunk.key_starts, ahead.key_starts
     source, target = queries.queries + query * head_dim, queries.scores + query * CHUNK
     for element in range(head_dim):
         place = element * stride
         if query == 0:
             for vector in range(_VECTORS):
-                prefetch(ahead.keys, next_starts[vector] + place)
+                prefetch(ahead.keys, next_starts[vector] + element * next_stride)
         first = fma_each(first, base, source + element, head_dim, load(chunk.keys, starts[0] + place))
         second = fma_each(second, base, source + element, head_dim, load(chunk.keys, starts[1] + place))
         third = fma_each(third, base, source + element, head_dim, load(chunk.keys, starts[2] + place))
@@ -179,7 +225,7 @@ def _weigh(queries: Queries, state: State, query: int, first: int, last: int) ->
 def _accumulate(zeros: Any, queries: Queries, state: State, query: int, chunk: Chunk, ahead: Chunk) -> None:
     base, head_dim, width = queries.base, queries.head_dim, _VECTORS * LANES
     weights, rescales = queries.scores + query * CHUNK, queries.rescales + query * LANES
-    wide = head_dim - head_dim % width
+    wide, half = head_dim - head_dim % width, ahead.is_half
     for offset in range(0, wide, width):
         place = state.sums + query * head_dim + offset
         first = scale_each(load_each(zeros, state.base, place, head_dim), base, rescales, LANES)
@@ -187,11 +233,11 @@ def _accumulate(zeros: Any, queries: Queries, state: State, query: int, chunk: C
         third = scale_each(load_each(zeros, state.base, place + 2 * LANES, head_dim), base, rescales, LANES)
         fourth = scale_each(load_each(zeros, state.base, place + 3 * LANES, head_dim), base, rescales, LANES)
         for vector in range(chunk.first_vector, (chunk.num_lanes + LANES - 1) // LANES):
-            value, next_value = chunk.value_starts[vector] + offset, ahead.value_starts[vector] + offset
+            value, next_value = chunk.value_starts[vector] + offset, ahead.value_starts[vector] + (offset >> half)
             for lane in range(vector * LANES, min(vector * LANES + LANES, chunk.num_lanes)):
                 if query == 0:
                     for part in range(_VECTORS):
-                        prefetch(ahead.values, next_value + part * LANES)
+                        prefetch(ahead.values, next_value + (part * LANES >> half))
                 first = fma_each(first, base, weights + lane, CHUNK, load(chunk.values, value))
                 second = fma_each(second, base, weights + lane, CHUNK, load(chunk.values, value + LANES))
                 third = fma_each(third, base, weights + lane, CHUNK, load(chunk.values, value + 2 * LANES))
@@ -218,6 +264,8 @@ def attend(queries: Queries, state: State, first_seen: Any, last_seen: Any, chun
     """Takes one chunk into the state of all queries; a row sees positions first … last. `ahead` will be read next."""
     zero = splat(0.0)
     num_queries, query = queries.num_rows * queries.group, 0
+    if chunk.is_half:
+        chunk = _widen_keys(queries, chunk)
     if _HAS_WIDE_TILES:
         while query + 6 <= num_queries:
             _score((zero, zero, zero, zero, zero, zero), queries, query, chunk, ahead)
@@ -232,6 +280,8 @@ def attend(queries: Queries, state: State, first_seen: Any, last_seen: Any, chun
         first, last = first_seen[row] - chunk.position, last_seen[row] - chunk.position
         for head in range(queries.group):
             _weigh(queries, state, row * queries.group + head, first, last)
+    if chunk.is_half:
+        chunk = _widen_values(queries, chunk)
     query = 0
     if _HAS_WIDE_TILES:
         while query + 6 <= num_queries:
@@ -254,16 +304,18 @@ def _chunk_at(pages: Pages, slot: int, kv_head: int, position: int, first: int, 
     two = locate(pages, slot, position + min(max(first_vector, 1), last_vector) * LANES, kv_head)
     three = locate(pages, slot, position + min(max(first_vector, 2), last_vector) * LANES, kv_head)
     four = locate(pages, slot, position + last_vector * LANES, kv_head)
+    half = pages.is_half
     return Chunk(
         position,
         first_vector,
         min(last - position + 1, CHUNK),
         pages.keys,
-        (one[0], two[0], three[0], four[0]),
-        pages.page_size,
+        (one[0] >> half, two[0] >> half, three[0] >> half, four[0] >> half),
+        pages.page_size >> half,
         pages.values,
-        (one[1], two[1], three[1], four[1]),
-        pages.head_dim,
+        (one[1] >> half, two[1] >> half, three[1] >> half, four[1] >> half),
+        pages.head_dim >> half,
+        half,
     )
 
 

@@ -24,6 +24,7 @@ from kernels.cpu.native import (
     next_item,
     run_items_of,
 )
+from kernels.cpu.packed import copy_half, store_halves
 from kernels.cpu.pages import Pages, locate, pages_of, query_factor, rotate_head
 from kernels.cpu.pool import add_to_word, load_word
 from kernels.cpu.running_softmax import (
@@ -34,6 +35,7 @@ from kernels.cpu.running_softmax import (
     make_queries,
     make_state,
     merge,
+    next_line,
     queries_size,
     state_at,
     state_size,
@@ -62,23 +64,30 @@ def _write(
     eps: float,
     pages: Any,
 ) -> None:
-    """K and V of rows, found from element `start` of each, to their pages."""
-    rotated = np.empty(pages.head_dim, np.float32)
+    """K and V of rows, found from element `start` of each, to their pages, in the pages' type."""
+    rotated, narrow = np.empty(pages.head_dim, np.float32), np.empty(pages.head_dim, np.int16)
     for row in range(num_rows):
         position, slot = types.int64(load_int(positions, row)), types.int64(load_int(row_slots, row))
         for head in range(pages.num_kv_heads):
             source = row * row_size + start + head * pages.head_dim
             rotate_head(rows, source, position, pages, norm, eps, 1.0, rotated.ctypes.data, 0)
             key_start, value_start = locate(pages, slot, position, head)
-            for element in range(pages.head_dim):
-                store_float(pages.keys, key_start + element * pages.page_size, rotated[element])
-            source += pages.num_kv_heads * pages.head_dim
-            for offset in range(0, pages.head_dim, LANES):
-                store(pages.values, value_start + offset, load(rows, source + offset))
+            value_source = source + pages.num_kv_heads * pages.head_dim
+            if pages.is_half:
+                for offset in range(0, pages.head_dim, LANES):
+                    store_halves(narrow.ctypes.data, offset, load(rotated.ctypes.data, offset))
+                    store_halves(pages.values, value_start + offset, load(rows, value_source + offset))
+                for element in range(pages.head_dim):
+                    copy_half(narrow.ctypes.data, element, pages.keys, key_start + element * pages.page_size)
+            else:
+                for element in range(pages.head_dim):
+                    store_float(pages.keys, key_start + element * pages.page_size, rotated[element])
+                for offset in range(0, pages.head_dim, LANES):
+                    store(pages.values, value_start + offset, load(rows, value_source + offset))
 
 
 def _write_entry(arguments: int) -> None:
-    numbers, eps = int_arguments(arguments, 14), float_argument(arguments, 14)
+    numbers, eps = int_arguments(arguments, 15), float_argument(arguments, 15)
     kv, num_rows, positions, row_slots, k_norm = numbers[:5]
     pages = Pages(*numbers[5:])
     _write(kv, 2 * pages.num_kv_heads * pages.head_dim, 0, num_rows, positions, row_slots, k_norm, eps, pages)
@@ -130,7 +139,7 @@ def _plan_tiles(
 
 
 def _attend_entry(arguments: int) -> None:
-    numbers, eps = int_arguments(arguments, 18), float_argument(arguments, 18)
+    numbers, eps = int_arguments(arguments, 19), float_argument(arguments, 19)
     qkv, num_rows, num_heads, positions, row_slots, k_norm, _, window, _ = numbers[:9]
     pages = Pages(*numbers[9:])
     start = num_heads * pages.head_dim
@@ -156,15 +165,15 @@ def _attend_body(work: int) -> None:
         load_word(plan + 16),
         load_word(plan + 24),
     )
-    numbers, eps = int_arguments(arguments, 18), float_argument(arguments, 18)
+    numbers, eps = int_arguments(arguments, 19), float_argument(arguments, 19)
     qkv, _, num_heads, positions, row_slots, _, q_norm, window, out = numbers[:9]
     pages = Pages(*numbers[9:])
     head_dim, group = pages.head_dim, num_heads // pages.num_kv_heads
     row_size = (num_heads + 2 * pages.num_kv_heads) * head_dim
     tile_state_size = state_size(_TILE * group, head_dim)
-    memory = np.empty(queries_size(_TILE * group, head_dim) + 2 * tile_state_size, np.float32)
+    memory = np.empty(LANES + queries_size(_TILE * group, head_dim) + 2 * tile_state_size, np.float32)
     first_seen, last_seen = np.empty(_TILE, np.int64), np.empty(_TILE, np.int64)
-    base, tile_states = memory.ctypes.data, queries_size(_TILE * group, head_dim)
+    base, tile_states = next_line(memory.ctypes.data), queries_size(_TILE * group, head_dim)
     tile, item = plan + 8 * _HEAD, next_item(work)
     counters = tile + 8 * (num_tiles + 1) * _TILE_WORDS
     while item < load_word(plan + 8 * (_HEAD + num_tiles * _TILE_WORDS + 1)):
@@ -212,8 +221,8 @@ def _attend_body(work: int) -> None:
     keep(memory)
 
 
-WRITE = Kernel("14qd", _write_entry)
-ATTEND = Kernel("18qd", _attend_entry, _attend_body)
+WRITE = Kernel("15qd", _write_entry)
+ATTEND = Kernel("19qd", _attend_entry, _attend_body)
 
 
 def write_context(

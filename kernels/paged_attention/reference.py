@@ -1,6 +1,8 @@
 """Paged attention in plain torch: the truth that every other implementation is tested against.
 
 Pages: keys [num_pages, Hkv, D, page_size] (transposed inside a page), values [num_pages, Hkv, page_size, D].
+Pages are as wide as rows, or float16: K and V are then rounded as they are written (ties to even; beyond ±65504 they
+become that, never infinite) and read as float32.
 Position p of a slot is entry p % page_size of page `page_table[slot, p // page_size]`.
 """
 
@@ -10,6 +12,8 @@ import math
 
 import torch
 from torch import Tensor
+
+_LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def normalise_and_rotate(
@@ -41,15 +45,27 @@ def write_context(
     pages = page_table[row_slots.long(), positions.long() // page_size].long()
     assert num_rows == 0 or 0 <= int(pages.min()) <= int(pages.max()) < num_pages, "a row's position has no page"
     entries = positions.long() % page_size
-    keys[pages, :, :, entries] = normalise_and_rotate(raw_keys, positions, cos, sin, k_norm, eps)
-    values[pages, :, entries] = raw_values
+    keys[pages, :, :, entries] = _as_pages(normalise_and_rotate(raw_keys, positions, cos, sin, k_norm, eps), keys)
+    values[pages, :, entries] = _as_pages(raw_values, values)
+
+
+def _as_pages(rows: Tensor, pages: Tensor) -> Tensor:
+    if pages.dtype is torch.float16:
+        rows = rows.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+    return rows.to(pages.dtype)
 
 
 def gather_context(pages: Tensor, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V, each [Hkv, length, D], of the first `length` positions of a slot; pages: its row of the page table."""
+    """K and V, each [Hkv, length, D], of the first `length` positions of a slot; pages: its row of the page table.
+
+    Those of float16 pages are widened to float32.
+    """
     used = pages[: -(-length // keys.shape[-1])].long()
     context_keys = keys[used].permute(1, 0, 3, 2).flatten(1, 2)
-    return context_keys[:, :length], values[used].transpose(0, 1).flatten(1, 2)[:, :length]
+    context_values = values[used].transpose(0, 1).flatten(1, 2)
+    if keys.dtype is torch.float16:
+        context_keys, context_values = context_keys.float(), context_values.float()
+    return context_keys[:, :length], context_values[:, :length]
 
 
 def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, is_visible: Tensor) -> Tensor:

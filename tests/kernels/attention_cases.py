@@ -17,6 +17,7 @@ class Case(NamedTuple):
     page_size: int = 16
     window: int = 0
     has_norms: bool = False
+    kv_dtype: torch.dtype = torch.float32
 
     @property
     def kv_width(self) -> int:
@@ -36,6 +37,7 @@ CASES = [
     Case(num_heads=5, num_kv_heads=5, head_dim=48, page_size=48),
     Case(num_heads=14, num_kv_heads=2, head_dim=80, window=1),
 ]
+HALF_CASES = [case._replace(kv_dtype=torch.float16) for case in CASES]
 
 
 class Store(NamedTuple):
@@ -72,8 +74,8 @@ def make_store(case: Case, num_slots: int = 3, max_len: int = 160, seed: int = 0
         order.view(num_slots, max_pages).int().contiguous(),
         angles.cos() * 1.1,
         angles.sin() * 1.1,
-        torch.full((*shape, case.head_dim, case.page_size), torch.nan),
-        torch.full((*shape, case.page_size, case.head_dim), torch.nan),
+        torch.full((*shape, case.head_dim, case.page_size), torch.nan, dtype=case.kv_dtype),
+        torch.full((*shape, case.page_size, case.head_dim), torch.nan, dtype=case.kv_dtype),
         norms[0],
         norms[1],
     )

@@ -9,6 +9,7 @@ import torch
 
 from kernels.cpu.features import LEVEL
 from kernels.linear import make_linear, make_quantized_linear
+from kernels.paged_attention import cpu as paged_attention
 from kernels.rms_norm import cpu as rms_norm
 from kernels.silu_mul import cpu as silu_mul
 
@@ -29,6 +30,14 @@ def inputs() -> torch.Tensor:
     return x
 
 
+def halves_at_risk(x: torch.Tensor) -> torch.Tensor:
+    """K and V for float16: some half way between neighbours, subnormal or out of range."""
+    kv = x.clone()
+    kv[0, :6] = kv[0, -6:] = torch.tensor([65519.0, -65520.0, 2049.0, -2051.0, 3 * 2**-25, -(2**-25)])
+    kv[2] *= torch.logspace(-8, 6, NUM_IN)
+    return kv
+
+
 def run() -> dict[str, torch.Tensor]:
     """Results by name."""
     x, generator = inputs(), np.random.default_rng(2)
@@ -37,7 +46,12 @@ def run() -> dict[str, torch.Tensor]:
     normed, activated = torch.empty_like(x), torch.empty(4, NUM_IN // 2)
     rms_norm.rms_norm(x, x[0].contiguous(), 1e-5, normed)
     silu_mul.silu_mul(x, activated)
+    pages, where = torch.zeros(4, 1, NUM_IN // 2, 16, dtype=torch.float16), torch.arange(4, dtype=torch.int32)
+    written = pages.transpose(2, 3).contiguous()
+    tables = where[:, None].contiguous(), torch.ones(4, NUM_IN // 4), torch.zeros(4, NUM_IN // 4)
+    paged_attention.write_context(halves_at_risk(x), 0 * where, where, *tables, pages, written, None, 1e-5)
     return {
+        "pages": torch.cat((pages[:, 0, :, 0], written[:, 0, 0]), dim=1).float(),
         "fp16": make_linear(weights(), None, "fp16")(x),
         "q4": make_quantized_linear(levels, scales, -8 * scales, None)(x),
         "rms_norm": normed,

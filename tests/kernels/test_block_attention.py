@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.block_attention import cpu, reference
 from kernels.paged_attention import reference as pages
-from tests.kernels.attention_cases import CASES, Case, Store, int32, make_store, unwritten
+from tests.kernels.attention_cases import CASES, HALF_CASES, Case, Store, int32, make_store, unwritten
 
 EPS = 1e-5
 CONTEXTS = (100, 0, 48)
@@ -34,7 +34,7 @@ def attend(
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES + HALF_CASES)
 @pytest.mark.parametrize("block_len", [1, 7, 16, 20])
 def test_matches_reference_and_leaves_pages_alone(case: Case, block_len: int) -> None:
     store = filled_store(case)
@@ -48,7 +48,15 @@ def test_matches_reference_and_leaves_pages_alone(case: Case, block_len: int) ->
     assert torch.equal(store.values.nan_to_num(7.0), before.values.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", HALF_CASES)
+def test_float16_pages_give_the_bits_of_float32_pages_that_hold_the_same(case: Case) -> None:
+    narrow, block_len = filled_store(case), 7
+    wide = narrow._replace(keys=narrow.keys.float(), values=narrow.values.float())
+    rows = torch.randn(3 * block_len, case.width), int32(*CONTEXTS), int32(0, 1, 2), block_len
+    assert torch.equal(attend(case, narrow, *rows), attend(case, wide, *rows))
+
+
+@pytest.mark.parametrize("case", CASES + HALF_CASES)
 def test_a_block_does_not_depend_on_other_blocks(case: Case) -> None:
     store, block_len = filled_store(case), 7
     qkv = torch.randn(3 * block_len, case.width)

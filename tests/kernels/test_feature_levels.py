@@ -43,6 +43,7 @@ def test_without_vector_extensions_results_are_right_and_rows_exact(tmp_path: Pa
     for name, here in level_worker.run().items():
         torch.testing.assert_close(there[name], here, rtol=1e-5, atol=1e-5)
         assert torch.equal(there[name][3], there[name][1]), name
+    assert torch.equal(there["pages"], level_worker.run()["pages"])  # rounded without arithmetic
     # weights as small as float16 has them, and as large, each times one
     expected = level_worker.inputs() @ level_worker.weights().half().float().T
     torch.testing.assert_close(there["fp16"], expected, rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from kernels.paged_attention import cpu, reference
 from service_kit.errors import ConfigurationError
 from service_kit.settings import load_settings
 from verifier_service.loading import load_target
-from verifier_service.model import TokenRows
+from verifier_service.model import TokenRows, page_bytes
 from verifier_service.settings import VerifierSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "target"
@@ -45,6 +45,25 @@ def test_compiled_kernels_and_packed_weights_stay_close_to_the_reference() -> No
     scale = logits[0].abs().max()
     assert (logits[1] - logits[0]).abs().max() < 1e-4 * scale
     assert (logits[2] - logits[0]).abs().max() < 2e-2 * scale
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "kernels", "dtype"),
+    [("float32", "cpu", torch.float32), ("fp16", "cpu", torch.float16), ("fp16", "reference", torch.float16)],
+)
+def test_pages_are_float16_beside_weights_of_16_bits(weight_format: str, kernels: str, dtype: torch.dtype) -> None:
+    """And then a budget holds twice the positions."""
+    settings = VerifierSettings.model_validate(
+        {"model": str(GOLDEN), "weight_format": weight_format, "kernels": kernels}
+    )
+    model = load_target(settings).model
+    space = model.workspace(3, 48, 4)
+    assert {tensor.dtype for tensor in (*space.keys, *space.values)} == {dtype}
+    assert sum(tensor.nbytes for tensor in (*space.keys, *space.values)) == 3 * model.page_bytes
+    narrow_bytes = page_bytes(model.config, torch.float16)
+    assert page_bytes(model.config, torch.float32) == 2 * narrow_bytes
+    assert 2**20 // model.page_bytes == 2**20 // narrow_bytes // (2 if dtype is torch.float32 else 1)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in (*space.keys, *space.values))
 
 
 def test_heads_that_do_not_fill_the_lanes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
