@@ -157,7 +157,7 @@ class Summary:
 Event: TypeAlias = "TokenChunk | Summary"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One choice of a request: its tokens and where the executors stand with them.
 
