@@ -102,15 +102,25 @@ class OlderConfidences:
         self._lag = lag
         self._steps: deque[_Step] = deque(maxlen=lag - 1 + _LOOK_BACK)
         self._mean = _MeanConfidence()
+        self._latest: DraftedBatch | None = None
+        """Added, but not looked at yet: there is more time before the next step than in this one."""
 
     def add(self, batch: DraftedBatch) -> None:
         """Takes in a step, once everything that it may not decide has been decided."""
+        self._take_in()
+        self._latest = batch
+
+    def _take_in(self) -> None:
+        batch, self._latest = self._latest, None
+        if batch is None:
+            return
         self._steps.append(_Step({key: row for row, key in enumerate(batch.row_keys)}, batch.confidences))
         if len(self._steps) >= self._lag:
             self._mean.add(self._steps[-self._lag].confidences)  # old enough when the next step is chosen
 
     def of(self, batch: DraftedBatch) -> npt.NDArray[np.float32]:
         """[drafted rows, drafts] of each row's newest block that is old enough, else the running mean."""
+        self._take_in()
         num_rows, num_drafts = batch.confidences.shape
         older = np.tile(self._mean.of(num_drafts), (num_rows, 1))
         is_missing = np.ones(len(batch.row_keys), np.bool_)

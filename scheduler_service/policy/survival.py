@@ -35,8 +35,10 @@ def usable_lens(confidences: npt.NDArray[np.float32], max_drafts: Sequence[int] 
     """
     num_drafts = confidences.shape[1]
     is_valid = (confidences >= 0) & (confidences <= 1)  # NaN compares false
-    first_invalid = np.where(is_valid.all(axis=1), num_drafts, is_valid.argmin(axis=1))
     limits = np.minimum(np.asarray(max_drafts, np.intp), num_drafts)
+    if is_valid.all():  # nearly always
+        return Usable(limits, 0)
+    first_invalid = np.where(is_valid.all(axis=1), num_drafts, is_valid.argmin(axis=1))
     return Usable(np.minimum(limits, first_invalid), int(np.count_nonzero(first_invalid < limits)))
 
 
@@ -53,10 +55,12 @@ def admission_order(gains: npt.NDArray[np.float64]) -> Candidates:
     of this order takes a prefix of every row.
     """
     by_position = gains.T.ravel()  # position-major: a stable sort then breaks ties by position, then row
-    order = np.argsort(-by_position, kind="stable")
+    count = int(np.count_nonzero(by_position))
+    order = np.argsort(-by_position)[:count]  # not stable, but four times as fast
     ordered = by_position[order]
-    count = int(np.count_nonzero(ordered))
-    return Candidates(order[:count] % gains.shape[0], ordered[:count])
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.argsort(-by_position, kind="stable")[:count]
+    return Candidates(order % gains.shape[0], ordered)
 
 
 def lens_of(rows: npt.NDArray[np.intp], num_rows: int) -> npt.NDArray[np.intp]:

@@ -113,3 +113,12 @@ def test_windows_are_causal_and_within_limits(data: st.DataObject) -> None:
         other[row, k + 1 :] = data.draw(st.lists(unit, min_size=num_drafts - k - 1, max_size=num_drafts - k - 1))
         changed = policy.windows(DraftedBatch(other, limits, num_rows, num_rows)).verify_lens
         assert (changed[row] > k) == (lens[row] > k)
+
+
+@pytest.mark.parametrize("num_levels", [3, 10_000])
+def test_ties_go_by_position_then_row_in_large_batches_too(num_levels: int) -> None:
+    levels = np.random.default_rng(1).integers(0, num_levels, (200, 7)) / num_levels
+    gains = np.minimum.accumulate(levels, axis=1)
+    rows, ordered = admission_order(gains)
+    wanted = sorted((-gains[row, k], k, row) for row in range(200) for k in range(7) if gains[row, k])
+    assert [(-gain, row) for gain, row in zip(ordered, rows, strict=True)] == [(each[0], each[2]) for each in wanted]
