@@ -73,8 +73,8 @@ class DrafterEngine:
         return self._thread.submit(lambda: self._attach(session_id, sizes, features_arena)).result()
 
     def _attach(self, session_id: int, sizes: SessionSizes, features_arena: str) -> SessionArenas:
-        if min(session_id, *sizes) < 1:
-            raise InvalidRequestError(f"session and sizes must be positive, not {session_id} and {tuple(sizes)}")
+        if min(session_id, sizes.num_slots, sizes.num_pages, sizes.max_model_len) < 1:
+            raise InvalidRequestError(f"session and sizes must be positive, not {session_id} and {tuple(sizes)[:3]}")
         session = self._session
         if session is None or session.id != session_id:
             self._drop_session()  # before the new one takes memory

@@ -18,6 +18,8 @@ class SessionSizes(NamedTuple):
     num_slots: int
     num_pages: int
     max_model_len: int
+    kv_page_bytes: int = 0
+    """Of a page in every cache that shares kv_memory; 0: not told, the drafter's own."""
 
 
 class SessionArenas(NamedTuple):

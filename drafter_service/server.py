@@ -36,7 +36,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self, request: drafter_pb2.DrafterServiceAttachRequest, context: Any = None
     ) -> drafter_pb2.DrafterServiceAttachResponse:
         """Starts or continues a session."""
-        sizes = SessionSizes(request.num_slots, request.num_pages, request.max_model_len)
+        sizes = SessionSizes(request.num_slots, request.num_pages, request.max_model_len, request.kv_page_bytes)
         arenas = self._engine.attach(request.session, sizes, request.features_arena)
         return drafter_pb2.DrafterServiceAttachResponse(
             epoch=self._engine.epoch,

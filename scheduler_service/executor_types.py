@@ -46,6 +46,8 @@ class VerifierInfo:
     weight_format: str = ""
     device: str = ""
     """In words, threads included."""
+    sets_verify_lens: bool = False
+    """Whether a step can settle verify lengths itself (`BlockRow`)."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class DrafterInfo:
     device: str = ""
     calibration: str = ""
     """How its confidences are calibrated, in words."""
+    publishes_blocks: bool = False
+    """Whether a call can hand its blocks to the verifier."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class SessionSizes:
     feature_layer_ids: tuple[int, ...]
     masks_arena: str = ""
     """Name of the scheduler's token masks; empty when no row will be masked."""
+    kv_page_bytes: int = 0
+    """Bytes of one page in both caches together; 0: not told."""
 
 
 class DraftArenas(NamedTuple):
@@ -93,6 +99,7 @@ class DraftArenas(NamedTuple):
     draft_probs: str = ""
     draft_to_target: str = ""
     """Empty when the drafter covers the whole vocabulary."""
+    blocks: str = ""
 
 
 class TargetProbAsk(NamedTuple):
@@ -102,6 +109,16 @@ class TargetProbAsk(NamedTuple):
     """Index within the step's rows; a rejection row that emits."""
     position: int
     token_id: int
+
+
+class BlockRow(NamedTuple):
+    """A row whose drafts and length the verifier finds itself, by the drafter's block."""
+
+    row: int
+    """Index within the step's rows."""
+    max_drafts: int
+    weight: float
+    """What a token of its counts for."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,10 @@ class StepCall:
     prob_asks: list[TargetProbAsk] = field(default_factory=list)
     row_masked: list[bool] = field(default_factory=list)
     """Whether the row's tokens are chosen under masks. Empty: no such row."""
+    blocks: list[BlockRow] = field(default_factory=list)
+    """In the order in which ties are broken. Empty: all drafts are in `token_ids`."""
+    verify_budget: int = 0
+    """Drafts of `blocks` that are verified."""
 
 
 class Phase(NamedTuple):
@@ -170,6 +191,11 @@ class DraftCall:
     row_anchor_positions: list[int]
     row_rounds: list[int]
     num_draft_tokens: int
+    publishes_blocks: bool = False
+    """Whether the blocks are handed to the verifier as well."""
+    confidence_odds: npt.NDArray[np.float64] | None = None
+    """[rows, num_draft_tokens] what the odds of confidences are multiplied by before survivals are made of them for the
+    verifier; None: 1."""
 
 
 class DraftResult(NamedTuple):

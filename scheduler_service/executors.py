@@ -67,6 +67,7 @@ class VerifierClient:
             fingerprint=reply.fingerprint,
             weight_format=reply.weight_format,
             device=reply.device,
+            sets_verify_lens=reply.sets_verify_lens,
         )
 
     def attach(self, sizes: SessionSizes, arenas: DraftArenas = DraftArenas()) -> str:  # noqa: B008 - immutable
@@ -83,6 +84,8 @@ class VerifierClient:
             draft_probs_arena=arenas.draft_probs,
             draft_to_target_arena=arenas.draft_to_target,
             masks_arena=sizes.masks_arena,
+            blocks_arena=arenas.blocks,
+            kv_page_bytes=sizes.kv_page_bytes,
         )
         with calling("verifier"):
             reply = self._transport.Attach(request, timeout=self._timeout_s)
@@ -108,6 +111,10 @@ class VerifierClient:
             prob_rows=[ask.row for ask in call.prob_asks],
             prob_positions=[ask.position for ask in call.prob_asks],
             prob_token_ids=[ask.token_id for ask in call.prob_asks],
+            block_rows=[block.row for block in call.blocks],
+            block_max_drafts=[block.max_drafts for block in call.blocks],
+            block_weights=[block.weight for block in call.blocks],
+            verify_budget=call.verify_budget,
         )
         with calling("verifier"):
             self._steps.send(request, self._timeout_s, metadata)
@@ -169,6 +176,7 @@ class DrafterClient:
             weight_format=reply.weight_format,
             device=reply.device,
             calibration=reply.calibration,
+            publishes_blocks=reply.publishes_blocks,
         )
 
     def attach(self, sizes: SessionSizes, features_arena: str) -> DraftArenas:
@@ -179,11 +187,12 @@ class DrafterClient:
             num_pages=sizes.num_pages,
             max_model_len=sizes.max_model_len,
             features_arena=features_arena,
+            kv_page_bytes=sizes.kv_page_bytes,
         )
         with calling("drafter"):
             reply = self._transport.Attach(request, timeout=self._timeout_s)
         self._session, self._epoch = sizes.session, reply.epoch
-        return DraftArenas(reply.draft_probs_arena, reply.draft_to_target_arena)
+        return DraftArenas(reply.draft_probs_arena, reply.draft_to_target_arena, reply.blocks_arena)
 
     def send(self, call: DraftCall, metadata: Metadata = ()) -> None:
         """Puts a call on its way: ingests, then drafts. Raises ExecutorError."""
@@ -202,6 +211,8 @@ class DrafterClient:
             row_anchor_positions=call.row_anchor_positions,
             row_rounds=call.row_rounds,
             num_draft_tokens=call.num_draft_tokens,
+            publishes_blocks=call.publishes_blocks,
+            confidence_odds=b"" if call.confidence_odds is None else call.confidence_odds.astype("<f8").tobytes(),
         )
         with calling("drafter"):
             self._drafts.send(request, self._timeout_s, metadata)

@@ -65,7 +65,8 @@ def attach_engine(settings: SchedulerSettings, verifier_transport: Any, drafter_
     limits = compute_limits(settings, target, drafter_info)
     sizes = _session_sizes(limits, drafter_info)
     masks = None if structure_off_reason(settings.tokenizer, limits) else create_masks(sizes, limits.vocab_size)
-    _attach(replace(sizes, masks_arena=masks.name if masks is not None else ""), verifier, drafter)
+    sizes = replace(sizes, masks_arena=masks.name if masks is not None else "")
+    _attach(replace(sizes, kv_page_bytes=_page_bytes(target, drafter_info)), verifier, drafter)
     return Engine(verifier, target, drafter, drafter_info, limits, masks)
 
 
@@ -119,7 +120,11 @@ def build_scheduler(
         batch.costs = costs
     scheduler = Scheduler(settings, limits, info, batch)
     options = PolicyOptions(
-        settings.lossless_rule, settings.budget_lag, settings.fixed_window, settings.confidence_threshold
+        settings.lossless_rule,
+        settings.budget_lag,
+        settings.fixed_window,
+        settings.confidence_threshold,
+        settles_budget=drafter_info is not None and _sets_lens_on_device(settings, target, drafter_info),
     )
     policy = create_policy(settings.verify_mode, costs, options)
     structure = create_structure(settings, limits, masks) if masks is not None else None
@@ -135,6 +140,20 @@ def build_scheduler(
         limits.page_size,
     )
     return scheduler
+
+
+def _sets_lens_on_device(settings: SchedulerSettings, target: VerifierInfo, drafter: DrafterInfo) -> bool:
+    """Whether the verifier chooses lengths. Raises ConfigurationError if it should and a service cannot."""
+    if not settings.verify_lens_on_device or settings.verify_mode != "compact":
+        return False
+    for name, can in (("verifier", target.sets_verify_lens), ("drafter", drafter.publishes_blocks)):
+        if not can:
+            raise ConfigurationError(
+                f"verify_lens_on_device: the {name} cannot take part on this machine: set "
+                "DSPARK_SCHEDULER_VERIFY_LENS_ON_DEVICE to false",
+                field="verify_lens_on_device",
+            )
+    return True
 
 
 def _observers(settings: SchedulerSettings) -> list[StepObserver]:
@@ -192,9 +211,14 @@ def check_compatibility(target: VerifierInfo, drafter: DrafterInfo) -> None:
         raise ConfigurationError(f"drafter {drafter.model} has block size 0")
 
 
+def _page_bytes(target: VerifierInfo, drafter: DrafterInfo | None) -> int:
+    """Bytes of a page in every cache."""
+    return target.page_bytes + (drafter.page_bytes if drafter is not None else 0)
+
+
 def compute_limits(settings: SchedulerSettings, target: VerifierInfo, drafter: DrafterInfo | None) -> Limits:
     """Sizes of the session. Raises ConfigurationError naming the setting to change and a value that works."""
-    page_bytes = target.page_bytes + (drafter.page_bytes if drafter is not None else 0)
+    page_bytes = _page_bytes(target, drafter)
     block_size = drafter.block_size if drafter is not None else 0
     num_pages = settings.kv_memory // page_bytes
     if num_pages < settings.max_num_seqs:

@@ -68,6 +68,7 @@ def sizes_from_pb(request: verifier_pb2.VerifierServiceAttachRequest) -> Session
         feature_ring_rows=request.feature_ring_rows,
         max_draft_tokens=request.max_draft_tokens,
         feature_layer_ids=tuple(request.feature_layer_ids),
+        kv_page_bytes=request.kv_page_bytes,
     )
 
 

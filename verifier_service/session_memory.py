@@ -9,6 +9,10 @@ from service_kit.errors import ConfigurationError
 from service_kit.gpu import GRAPH_BYTES, Gpu, MemoryPlan
 from verifier_service.model import TargetModel
 
+MAX_BANNED_SEQUENCES, MAX_BANNED_TOKENS, MAX_STOP_IDS = 256, 64, 256
+"""Of a request on a device: banned sequences, the tokens of one, stop ids that min_tokens bans. More than the gateway
+lets through, unless a banned word has more tokens."""
+
 
 @dataclass(frozen=True)
 class SessionSizes:
@@ -21,6 +25,8 @@ class SessionSizes:
     feature_ring_rows: int
     max_draft_tokens: int
     feature_layer_ids: tuple[int, ...]
+    kv_page_bytes: int = 0
+    """0: not told, the target's own."""
 
     @property
     def max_logit_rows(self) -> int:
@@ -66,10 +72,19 @@ def device_plan(sizes: SessionSizes, target: TargetModel, gpu: Gpu) -> MemoryPla
         "K/V pages": sizes.num_pages * target.page_bytes,
         "step buffers": sizes.max_batch_tokens * width * value_bytes,
         "logits": sizes.max_logit_rows * (config.vocab_size + config.hidden_size) * value_bytes,
+        "masks and controls": _extra_bytes(sizes, config.vocab_size),
         "feature ring": sizes.num_slots * sizes.feature_ring_rows * feature_size * value_bytes,
         "graphs": GRAPH_BYTES,
     }
     return MemoryPlan(parts, gpu.free_bytes())
+
+
+def _extra_bytes(sizes: SessionSizes, vocab_size: int) -> int:
+    """Of logits as masks and controls change them, masks, and the controls of every slot."""
+    of_row = 4 * vocab_size + vocab_size // 8
+    return sizes.max_logit_rows * of_row + sizes.num_slots * (
+        8 * vocab_size + 4 * MAX_BANNED_SEQUENCES * MAX_BANNED_TOKENS
+    )
 
 
 def pages_too_large(num_pages: int, bytes_per_page: int) -> ConfigurationError:

@@ -52,18 +52,20 @@ class DrafterServiceGetInfoResponse(_message.Message):
     def __init__(self, contract_version: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., elastic_block_sizes: _Optional[_Iterable[int]] = ..., target_vocab_size: _Optional[int] = ..., draft_vocab_size: _Optional[int] = ..., target_hidden_size: _Optional[int] = ..., target_layer_ids: _Optional[_Iterable[int]] = ..., num_target_layers: _Optional[int] = ..., page_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., has_confidence_head: _Optional[bool] = ..., weight_format: _Optional[str] = ..., device: _Optional[str] = ..., calibration: _Optional[str] = ..., publishes_blocks: _Optional[bool] = ...) -> None: ...
 
 class DrafterServiceAttachRequest(_message.Message):
-    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "features_arena")
+    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "features_arena", "kv_page_bytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_ARENA_FIELD_NUMBER: _ClassVar[int]
+    KV_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     session: int
     num_slots: int
     num_pages: int
     max_model_len: int
     features_arena: str
-    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., features_arena: _Optional[str] = ...) -> None: ...
+    kv_page_bytes: int
+    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., features_arena: _Optional[str] = ..., kv_page_bytes: _Optional[int] = ...) -> None: ...
 
 class DrafterServiceAttachResponse(_message.Message):
     __slots__ = ("epoch", "draft_probs_arena", "draft_to_target_arena", "blocks_arena")

@@ -66,7 +66,7 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class VerifierServiceAttachRequest(_message.Message):
-    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena", "masks_arena", "blocks_arena")
+    __slots__ = ("session", "num_slots", "num_pages", "max_model_len", "max_batch_tokens", "feature_ring_rows", "draft_probs_arena", "max_draft_tokens", "feature_layer_ids", "draft_to_target_arena", "masks_arena", "blocks_arena", "kv_page_bytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class VerifierServiceAttachRequest(_message.Message):
     DRAFT_TO_TARGET_ARENA_FIELD_NUMBER: _ClassVar[int]
     MASKS_ARENA_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_ARENA_FIELD_NUMBER: _ClassVar[int]
+    KV_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     session: int
     num_slots: int
     num_pages: int
@@ -91,7 +92,8 @@ class VerifierServiceAttachRequest(_message.Message):
     draft_to_target_arena: str
     masks_arena: str
     blocks_arena: str
-    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ..., masks_arena: _Optional[str] = ..., blocks_arena: _Optional[str] = ...) -> None: ...
+    kv_page_bytes: int
+    def __init__(self, session: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., feature_ring_rows: _Optional[int] = ..., draft_probs_arena: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., draft_to_target_arena: _Optional[str] = ..., masks_arena: _Optional[str] = ..., blocks_arena: _Optional[str] = ..., kv_page_bytes: _Optional[int] = ...) -> None: ...
 
 class VerifierServiceAttachResponse(_message.Message):
     __slots__ = ("epoch", "features_arena")
