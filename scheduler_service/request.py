@@ -157,8 +157,14 @@ class Summary:
 Event: TypeAlias = "TokenChunk | Summary"
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Sequence:
+class _WeaklyReferable:
+    """Base of a dataclass with slots that weak references are made to: Python 3.10 has no other way to say that."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence(_WeaklyReferable):
     """One choice of a request: its tokens and where the executors stand with them.
 
     With slots, as all that the step thread reads row by row: at this many fields attributes of a dictionary take three
