@@ -39,6 +39,10 @@ class SchedulerSettings(BaseSettings):
     costs."""
     budget_lag: int = Field(1, ge=1)
     """Steps between the confidences that set the lagged rule's budget and the step that spends it."""
+    verify_lens_on_device: bool = False
+    """Whether compact lets the verifier choose lengths in steps of the lagged rule, from confidences that the drafter
+    hands it directly: drafting and verifying then follow each other without a way through this process. Both services
+    must be able to. Steps of the causal rule, or with audits, masks, logit controls or scores, go the usual way."""
     fixed_window: int = Field(1, ge=1)
     """Drafts of each row that fixed drafts and verifies; at most the drafter's block."""
     confidence_threshold: float = Field(0.5, ge=0, le=1)
