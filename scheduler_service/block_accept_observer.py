@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from kernels.sampling import Regime
-from scheduler_service.executor_types import TargetProbAsk
+from scheduler_service.executor_types import TargetProbAsks
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy.block_accept import BlockAcceptEstimator, BlockRound
 from scheduler_service.request import Sequence
@@ -25,7 +25,7 @@ class BlockAcceptObserver(StepObserver):
         self._ledger = ledger
         self._estimator: BlockAcceptEstimator[Sequence] = BlockAcceptEstimator()
 
-    def asks(self, rows: Iterable[PlannedRow]) -> list[TargetProbAsk]:
+    def asks(self, rows: Iterable[PlannedRow]) -> TargetProbAsks:
         """What the verifier is asked in a step of `rows`, their drafts chosen: the target probabilities of trimmed
         drafts at the positions that the step may emit, rejection rows only.
 
@@ -33,15 +33,20 @@ class BlockAcceptObserver(StepObserver):
         is not used. Right behind a step that drafted a block and verified none of it, that block is not known here yet:
         it stays open.
         """
-        asks = []
+        asks, waiting = TargetProbAsks([], [], []), self._estimator.waiting
         for index, row in enumerate(rows):
-            sequence, anchor = row.sequence, row.start + row.num_tokens - 1
+            sequence, anchor, window = row.sequence, row.start + row.num_tokens - 1, row.commit_len
             if not row.emits or sequence.sampling.regime is not Regime.REJECTION:
                 continue
-            pairs = self._estimator.wanted(sequence, anchor, row.drafts[: row.commit_len])
-            if row.commit_len < len(row.block_ids):
-                pairs.append((anchor + 1 + row.commit_len, row.block_ids[row.commit_len]))
-            asks += [TargetProbAsk(index, *pair) for pair in pairs]
+            if sequence in waiting:
+                for position, token_id in self._estimator.wanted(sequence, anchor, row.drafts[:window]):
+                    asks.rows.append(index)
+                    asks.positions.append(position)
+                    asks.token_ids.append(token_id)
+            if window < len(row.block_ids):
+                asks.rows.append(index)
+                asks.positions.append(anchor + 1 + window)
+                asks.token_ids.append(row.block_ids[window])
         return asks
 
     def observe(self, record: StepRecord) -> None:

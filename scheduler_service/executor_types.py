@@ -102,13 +102,31 @@ class DraftArenas(NamedTuple):
     blocks: str = ""
 
 
-class TargetProbAsk(NamedTuple):
-    """A target probability asked for."""
+class TargetProbAsks(NamedTuple):
+    """Target probabilities asked for; parallel lists."""
 
-    row: int
-    """Index within the step's rows; a rejection row that emits."""
-    position: int
-    token_id: int
+    rows: list[int]
+    """Indices within the step's rows; rejection rows that emit."""
+    positions: list[int]
+    token_ids: list[int]
+
+
+NO_ASKS = TargetProbAsks([], [], [])
+
+
+class TargetProbs(NamedTuple):
+    """Target probabilities and what was asked for."""
+
+    asks: TargetProbAsks
+    probs: npt.NDArray[np.float32]
+    """[asks]; NaN where the row emitted nothing."""
+
+    def by_row(self) -> dict[int, dict[tuple[int, int], float]]:
+        """By row, then position and token."""
+        found: dict[int, dict[tuple[int, int], float]] = {}
+        for row, position, token_id, prob in zip(*self.asks, self.probs.tolist(), strict=True):
+            found.setdefault(row, {})[position, token_id] = prob
+        return found
 
 
 class BlockRow(NamedTuple):
@@ -137,7 +155,7 @@ class StepCall:
     """Tokens of all rows, concatenated."""
     row_chained: list[bool] = field(default_factory=list)
     """Empty: no such row."""
-    prob_asks: list[TargetProbAsk] = field(default_factory=list)
+    prob_asks: TargetProbAsks = NO_ASKS
     row_masked: list[bool] = field(default_factory=list)
     """Whether the row's tokens are chosen under masks. Empty: no such row."""
     blocks: list[BlockRow] = field(default_factory=list)
@@ -171,8 +189,7 @@ class StepResult(NamedTuple):
     """Of emitted tokens, by row."""
     prompt_scores: dict[int, list[TokenScore]]
     """Of the prompt tokens after each of a row's positions."""
-    target_probs: dict[int, dict[tuple[int, int], float]]
-    """What was asked, by row, then position and token; NaN where the row emitted nothing."""
+    target_probs: TargetProbs
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from scheduler_service.executor_types import (
     SessionSizes,
     StepCall,
     StepResult,
-    TargetProbAsk,
+    TargetProbAsks,
+    TargetProbs,
     VerifierInfo,
 )
 from scheduler_service.slot_updates import SlotUpdates
@@ -39,7 +40,7 @@ class VerifierClient:
     def __init__(self, transport: Any, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
         self._steps = transport.exchange("Step")
-        self._sent: deque[tuple[int, list[TargetProbAsk]]] = deque()
+        self._sent: deque[tuple[int, TargetProbAsks]] = deque()
         """Number of rows and asks of each step in flight, the oldest first."""
         self._session = self._epoch = 0
 
@@ -108,9 +109,9 @@ class VerifierClient:
             token_ids=call.token_ids,
             row_chained=call.row_chained,
             row_masked=call.row_masked,
-            prob_rows=[ask.row for ask in call.prob_asks],
-            prob_positions=[ask.position for ask in call.prob_asks],
-            prob_token_ids=[ask.token_id for ask in call.prob_asks],
+            prob_rows=call.prob_asks.rows,
+            prob_positions=call.prob_asks.positions,
+            prob_token_ids=call.prob_asks.token_ids,
             block_rows=[block.row for block in call.blocks],
             block_max_drafts=[block.max_drafts for block in call.blocks],
             block_weights=[block.weight for block in call.blocks],
@@ -127,12 +128,9 @@ class VerifierClient:
             response = self._steps.receive(self._timeout_s)
         if len(response.verify_lens) != num_rows or len(response.accepted_lens) != num_rows:
             raise ExecutorError(f"the verifier answered {len(response.verify_lens)} rows for {num_rows}")
-        probs = np.frombuffer(response.target_probs, "<f4").tolist()
-        if len(probs) != len(asks):
-            raise ExecutorError(f"the verifier answered {len(probs)} target probabilities, {len(asks)} were asked for")
-        target_probs: dict[int, dict[tuple[int, int], float]] = {}
-        for ask, prob in zip(asks, probs, strict=True):
-            target_probs.setdefault(ask.row, {})[ask.position, ask.token_id] = prob
+        probs, num_asks = np.frombuffer(response.target_probs, "<f4"), len(asks.rows)
+        if probs.size != num_asks:
+            raise ExecutorError(f"the verifier answered {probs.size} target probabilities, {num_asks} were asked for")
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
         return StepResult(
             response.verify_lens,
@@ -144,7 +142,7 @@ class VerifierClient:
             [Phase(each.phase, each.start_ns, each.start_ns + each.duration_ns) for each in response.timings],
             {each.row: scores_from_pb(each.scores) for each in response.scores},
             {each.row: scores_from_pb(each.scores) for each in response.prompt_scores},
-            target_probs,
+            TargetProbs(asks, probs),
         )
 
 

@@ -19,7 +19,7 @@ from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
 from scheduler_service.draft_planner import carry_out, look_ahead
-from scheduler_service.executor_types import DraftCall, Phase, StepCall, StepResult, TargetProbAsk
+from scheduler_service.executor_types import NO_ASKS, DraftCall, Phase, StepCall, StepResult, TargetProbAsks
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.ledger import Ledger
@@ -239,9 +239,9 @@ class StepEngine:
         self._verifier.send(call, metadata)
         return _SentStep(step_id, plan, sent_ns, bool(metadata), is_chained, draft_ns)
 
-    def _asks(self, plan: StepPlan) -> list[TargetProbAsk]:
+    def _asks(self, plan: StepPlan) -> TargetProbAsks:
         if self._block_accept is None or plan.budget is not None:  # without lengths it is not known what to ask
-            return []
+            return NO_ASKS
         return self._block_accept.asks(plan.rows)
 
     def _chain(self, step: _SentStep) -> _SentStep | None:

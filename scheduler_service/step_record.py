@@ -66,7 +66,7 @@ class StepRecord:
 def row_rounds(plan: StepPlan, result: StepResult) -> list[RowRound]:
     """What came of the rows that were committed and emitted after their first token."""
     index_of = {id(row): index for index, row in enumerate(plan.drafted)}
-    rounds = []
+    rounds, target_probs = [], result.target_probs.by_row()
     for index, row in enumerate(plan.rows):
         if not row.committed_ids or row.start + row.num_tokens <= len(row.sequence.request.prompt):
             continue
@@ -85,7 +85,7 @@ def row_rounds(plan: StepPlan, result: StepResult) -> list[RowRound]:
                 row.commit_len,
                 result.accepted_lens[index],
                 row.committed_ids,
-                result.target_probs.get(index, {}),
+                target_probs.get(index, {}),
                 is_audit=row.is_audit,
             )
         )
