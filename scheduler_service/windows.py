@@ -14,7 +14,7 @@ from scheduler_service.counts import WindowCounts
 from scheduler_service.executor_types import DraftResult
 from scheduler_service.ledger import Ledger
 from scheduler_service.policy import DraftedBatch, VerifyPolicy, Windows
-from scheduler_service.policy.survival import survivals, usable_lens
+from scheduler_service.policy.survival import usable_lens
 from scheduler_service.request import Sequence as Choice
 from scheduler_service.step_plan import StepPlan
 
@@ -84,11 +84,9 @@ class WindowChooser:
         """Fills in the rows of `plan`, those of `take`, what the verifier chose; `verify_lens` of all rows."""
         lens_of = {id(row): verify_len for row, verify_len in zip(plan.rows, verify_lens, strict=True)}
         lens = [lens_of[id(row)] for row in plan.drafted]
-        usable, num_invalid = usable_lens(self._batch.confidences, self._batch.max_drafts)
-        survival = survivals(self._batch.confidences, usable)
-        expected = float(survival[np.arange(survival.shape[1]) < np.array(lens)[:, None]].sum())
+        num_invalid = usable_lens(self._batch.confidences, self._batch.max_drafts).num_invalid
         assert plan.draft is not None
-        self._give(plan, plan.draft, Windows(lens, lens, expected, num_invalid))
+        self._give(plan, plan.draft, Windows(lens, lens, num_invalid))
 
     def _corrected(self, result: DraftResult) -> npt.NDArray[np.float32]:
         if self._calibration is None:

@@ -106,8 +106,6 @@ class Windows(NamedTuple):
     commit_lens: list[int]
     """Most drafts that may be committed, at most `verify_lens`; of what the verifier emits for a row, its first
     `commit_lens + 1` tokens (see `cap_accept.commit_cut`)."""
-    expected_accepted: float
-    """Drafts of `verify_lens` expected to be accepted, by their survivals."""
     num_invalid: int
     """Rows whose window ended early by a confidence that is NaN or outside [0, 1] (design 5.8)."""
 
@@ -134,11 +132,8 @@ class VerifyPolicy(ABC):
     def windows(self, batch: DraftedBatch) -> Windows:
         """The windows of one step; called once a step in which rows were drafted, in order."""
         usable, num_invalid = usable_lens(batch.confidences, batch.max_drafts)
-        survival = survivals(batch.confidences, usable)
-        lens = self.choose(batch, usable, survival)
-        verified = np.arange(survival.shape[1]) < lens[:, None]
-        chosen: list[int] = lens.tolist()
-        return Windows(chosen, chosen, float(survival[verified].sum()), num_invalid)
+        lens: list[int] = self.choose(batch, usable, survivals(batch.confidences, usable)).tolist()
+        return Windows(lens, lens, num_invalid)
 
     @abstractmethod
     def choose(

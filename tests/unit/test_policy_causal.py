@@ -37,7 +37,6 @@ def test_a_bad_confidence_ends_the_window_from_its_position_and_is_counted(bad: 
     windows = CausalPolicy(FreeCosts((1.0,) * 20)).windows(DraftedBatch(confidences, [4, 3, 9], 3, 3))
     assert windows.verify_lens == windows.commit_lens == [at, 3, 4]
     assert windows.num_invalid == 1
-    assert windows.expected_accepted == pytest.approx(survival.sum())
 
 
 def test_the_first_draft_that_does_not_raise_throughput_ends_the_step() -> None:
