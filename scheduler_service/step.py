@@ -27,7 +27,7 @@ from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.policy import VerifyPolicy
 from scheduler_service.request import FinishReason
 from scheduler_service.step_learning import EndedStep, StepLearning, StepTime
-from scheduler_service.step_plan import PlannedRow, StepPlan
+from scheduler_service.step_plan import StepPlan
 from scheduler_service.step_record import StepObserver
 from scheduler_service.step_trace import StepTrace
 from scheduler_service.transport import Metadata
@@ -217,8 +217,10 @@ class StepEngine:
         rows = plan.rows
         token_ids: list[int] = []
         for row in rows:
-            token_ids += [0] if row.is_chained else row.sequence.tokens[row.start : row.start + row.num_tokens]
+            start = row.start
+            token_ids += [0] if row.is_chained else row.sequence.tokens[start : start + row.num_tokens]
             token_ids += row.drafts
+        are_chained, are_masked = [row.is_chained for row in rows], [row.is_masked for row in rows]
         call = StepCall(
             step_id=step_id,
             updates=self._batch.verifier_updates.take(),
@@ -229,8 +231,8 @@ class StepEngine:
             row_emits=[row.emits for row in rows],
             row_rounds=[row.sequence.round for row in rows],
             token_ids=token_ids,
-            row_chained=[row.is_chained for row in rows] if any(row.is_chained for row in rows) else [],
-            row_masked=[row.is_masked for row in rows] if any(row.is_masked for row in rows) else [],
+            row_chained=are_chained if any(are_chained) else [],
+            row_masked=are_masked if any(are_masked) else [],
             prob_asks=self._asks(plan),
             blocks=plan.block_rows(),
             verify_budget=plan.budget or 0,
@@ -284,26 +286,24 @@ class StepEngine:
 
     def _commit(self, step: _SentStep, result: StepResult) -> None:
         """Commits every row."""
-        token_ids, accepted_lens = list(result.token_ids), result.accepted_lens
+        token_ids, failures = list(result.token_ids), result.failures
+        has_scores = bool(result.scores or result.prompt_scores)
         offset = 0
-        for index, row in enumerate(step.plan.rows):
-            has_failed = index in result.failures
-            count = accepted_lens[index] + 1 if row.emits and not has_failed else 0
-            begin, offset = offset, offset + count
+        for index, (row, num_accepted) in enumerate(zip(step.plan.rows, result.accepted_lens, strict=True)):
+            begin, has_failed = offset, index in failures
+            if row.emits and not has_failed:
+                offset += num_accepted + 1
             if not row.is_current:
                 continue
             if has_failed:
-                self._committer.fail_row(row, result.failures[index])
+                self._committer.fail_row(row, failures[index])
                 continue
-            if result.scores or result.prompt_scores:
+            if has_scores:
                 row.scores, row.prompt_scores = result.scores.get(index, []), result.prompt_scores.get(index, [])
-            if row.sequence.request.reports_steps and row.emits:
-                row.report = step.plan.report(row, accepted_lens[index])
-            self._commit_row(row, accepted_lens[index], token_ids[begin:offset], step.step_id)
-
-    def _commit_row(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
-        try:
-            self._committer.commit(row, num_accepted, token_ids, step_id)
-        except Exception as error:  # one request's trouble must not become everyone's
-            log.exception("request %r failed at commit", row.sequence.request.request_id)
-            self._committer.finish(row.sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            if row.emits and row.sequence.request.reports_steps:
+                row.report = step.plan.report(row, num_accepted)
+            try:
+                self._committer.commit(row, num_accepted, token_ids[begin:offset], step.step_id)
+            except Exception as error:  # one request's trouble must not become everyone's
+                log.exception("request %r failed at commit", row.sequence.request.request_id)
+                self._committer.finish(row.sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")

@@ -30,7 +30,7 @@ class PlannedRow:
     max_drafts: int = 0
     block_ids: Seq[int] = ()
     """Its drafts as far as its limit allows to verify them; none until it is drafted."""
-    drafts: list[int] = field(default_factory=list)
+    drafts: Seq[int] = ()
     """Drafts to verify; filled in between planning and the verifier's call."""
     is_audit: bool = False
     """Whether the whole block is verified for its own sake, whatever the confidences (see `audit`)."""

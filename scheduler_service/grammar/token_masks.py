@@ -48,7 +48,7 @@ class TokenMasks:
             state, slot = row.sequence.matcher.state, row.sequence.slot
             self._arena.rows[slot, : 1 + len(row.drafts)] = 0xFFFFFFFF
             if row.drafts:
-                with_drafts.append((state, slot * rows_per_slot, row.drafts))
+                with_drafts.append((state, slot * rows_per_slot, list(row.drafts)))
             else:
                 alone.append((state, slot * rows_per_slot))
         masks = self._arena.rows
