@@ -49,8 +49,8 @@ def work_from_pb(request: drafter_pb2.DraftRequest) -> DraftWork:
         if len(set(lengths)) > 1:
             raise InvalidRequestError(f"{', '.join(fields)} have lengths {lengths}, not one", field=fields[0])
     shape = (len(request.row_slots), request.num_draft_tokens)
-    odds = np.frombuffer(request.confidence_odds, "<f8")
-    if odds.size not in (0, shape[0] * shape[1]):
+    odds = np.frombuffer(request.confidence_odds, "<f8") if request.confidence_odds else np.ones(shape)
+    if odds.size != shape[0] * shape[1]:
         raise InvalidRequestError(f"{odds.size} confidence odds for {shape[0]} x {shape[1]}", field="confidence_odds")
     return DraftWork(
         slots=request.slots,
@@ -68,8 +68,7 @@ def work_from_pb(request: drafter_pb2.DraftRequest) -> DraftWork:
             rounds=_ints(request.row_rounds),
         ),
         num_drafts=request.num_draft_tokens,
-        publishes_blocks=request.publishes_blocks,
-        confidence_odds=odds.reshape(shape) if odds.size else None,
+        confidence_odds=odds.reshape(shape) if request.publishes_blocks else None,
     )
 
 

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drafter_service.calibration import Calibration
+from drafter_service.device_blocks import DeviceBlocks
 from drafter_service.model import INGEST_ROWS, DrafterModel
 from drafter_service.records import DraftRows
 from drafter_service.session import FeatureRows, Session
@@ -39,7 +41,7 @@ class _Heads(NamedTuple):
 class DeviceDraft:
     """Inputs, outputs and graphs of a session's calls. Used on the engine thread only."""
 
-    def __init__(self, model: DrafterModel, session: Session, gpu: Gpu) -> None:
+    def __init__(self, model: DrafterModel, calibration: Calibration, session: Session, gpu: Gpu) -> None:
         """Nothing is captured yet."""
         self._model, self._config, self._runner = model, model.config, gpu.runner
         self._heads = _heads(model)
@@ -81,6 +83,7 @@ class DeviceDraft:
             },
             gpu.device,
         )
+        self._published = DeviceBlocks(calibration, self._inputs, self._outputs, gpu)
         self._page_table: Tensor | None = None  # [num_slots, max_pages] int32
         self._arena_names: tuple[str, ...] = ()
         """Of what the graphs read and write."""
@@ -97,6 +100,7 @@ class DeviceDraft:
         self._ingests.capture(partial(self._ingest_work, session))
         for size, graphs in self._blocks.items():
             graphs.capture(partial(self._block_work, session, size))
+        self._published.capture(session.device_blocks)
         self._arena_names = session.arena_names
 
     def _ingest_work(self, session: Session, geometry: Geometry) -> partial[None]:
@@ -169,8 +173,10 @@ class DeviceDraft:
             self._ingests.replay(self._ingests.fit(count, 1))
             self._runner.synchronize()  # the host may fill the inputs again
 
-    def draft(self, session: Session, rows: DraftRows, num_drafts: int) -> tuple[BlockDraft, npt.NDArray[np.float32]]:
-        """Drafts, and their probabilities as in `DraftResult`."""
+    def draft(
+        self, session: Session, rows: DraftRows, num_drafts: int, odds: npt.NDArray[np.float64] | None
+    ) -> tuple[BlockDraft, npt.NDArray[np.float32]]:
+        """Drafts, and their probabilities as in `DraftResult`; publishes the blocks unless `odds` are None."""
         count, size = len(rows.slots), self._config.block_len_for(num_drafts)
         self._update_pages(session)
         self._blank_rows()
@@ -190,6 +196,8 @@ class DeviceDraft:
         graphs = self._blocks[size]
         self._inputs.upload()
         graphs.replay(graphs.fit(size * count, count))
+        if odds is not None:
+            self._published.publish(odds)
         self._outputs.download()
         self._runner.synchronize()
         out = {name: values[:count, :num_drafts] for name, values in self._outputs.host.items()}

@@ -54,7 +54,7 @@ class DrafterEngine:
     @property
     def publishes_blocks(self) -> bool:
         """Whether calls can publish blocks for a verifier that settles lengths itself."""
-        return KEEPS_STORE_ORDER and self.drafter.gpu is None
+        return KEEPS_STORE_ORDER
 
     def metrics(self) -> Iterable[Metric]:
         """What calls did so far, and the memory of the session."""
@@ -94,7 +94,7 @@ class DrafterEngine:
             return None
         from drafter_service.device_draft import DeviceDraft
 
-        return DeviceDraft(self._model, session, self.drafter.gpu)
+        return DeviceDraft(self._model, self.drafter.calibration, session, self.drafter.gpu)
 
     def _drop_session(self) -> None:
         self._captured = None
@@ -132,12 +132,16 @@ class DrafterEngine:
             session.slots.require_span(int(slot), 0, int(position))
         failures = self._ingest(session, ingests)
         ingested = time.perf_counter_ns()
-        block, draft_probs, backbone_ns = self._draft_rows(session, rows, work.num_drafts)
-        confidences = self.drafter.calibration.confidences(block.confidence_logits, _regimes(session, rows))
-        if work.publishes_blocks and len(rows.slots):
-            given = confidences if work.confidence_odds is None else corrected(confidences, work.confidence_odds)
+        odds = None
+        if work.confidence_odds is not None and len(rows.slots):
             is_lost = np.isin(rows.slots, ingests.slots[list(failures)])
-            session.write_blocks(rows, block.token_ids, np.where(is_lost[:, None], 0.0, survivals(given)))
+            odds = np.where(is_lost[:, None], np.nan, work.confidence_odds)  # so that nothing of theirs survives
+        block, draft_probs, backbone_ns = self._draft_rows(session, rows, work.num_drafts, odds)
+        confidences = self.drafter.calibration.confidences(block.confidence_logits, _regimes(session, rows))
+        if odds is not None:
+            if self._captured is None:
+                session.write_blocks(rows, block.token_ids, survivals(corrected(confidences, odds)))
+            session.stamp_blocks(rows)
         ended = time.perf_counter_ns()
         timings = DraftTimings(
             ingest=ingested - started,
@@ -177,14 +181,15 @@ class DrafterEngine:
         return read.failures
 
     def _draft_rows(
-        self, session: Session, rows: DraftRows, num_drafts: int
+        self, session: Session, rows: DraftRows, num_drafts: int, odds: npt.NDArray[np.float64] | None
     ) -> tuple[BlockDraft, npt.NDArray[np.float32], int]:
-        """Drafts, their probabilities (`DraftResult`), and the parallel backbone's time in nanoseconds."""
+        """Drafts, their probabilities (`DraftResult`), and the parallel backbone's time in nanoseconds. On a GPU the
+        blocks are published as well, unless `odds` are None (`DraftWork`)."""
         no_probs = np.empty(0, np.float32)
         if not len(rows.slots):
             return BlockDraft(np.empty((0, num_drafts), np.uint32), np.empty((0, num_drafts), np.float32)), no_probs, 0
         if self._captured is not None:
-            return *self._captured.draft(session, rows, num_drafts), 0
+            return *self._captured.draft(session, rows, num_drafts, odds), 0
         started = time.perf_counter_ns()
         forward = self._model.forward_block(
             torch.from_numpy(rows.anchor_ids),

@@ -60,10 +60,9 @@ class DraftWork:
     ingests: Ingests
     rows: DraftRows
     num_drafts: int
-    publishes_blocks: bool = False
-    """Whether the blocks go to the blocks arena as well."""
     confidence_odds: npt.NDArray[np.float64] | None = None
-    """[B, num_drafts] what the odds of confidences are multiplied by before survivals are made of them; None: 1."""
+    """[B, num_drafts] what the odds of confidences are multiplied by before survivals are made of them, for the blocks
+    arena; None: nothing is published."""
 
 
 class DraftTimings(NamedTuple):

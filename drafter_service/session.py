@@ -133,6 +133,13 @@ class Session:
         probs: Tensor = self._draft_probs.device_rows(torch.float32)[:-1].view(self._draft_probs.spec.shape)
         return probs
 
+    @property
+    def device_blocks(self) -> Tensor:
+        """Published blocks on a device, [2 * num_slots + 1, block_size]: ids and survivals of each slot; a spare row."""
+        assert self._blocks is not None
+        blocks: Tensor = self._blocks.device_rows(torch.float64)
+        return blocks
+
     def apply(self, updates: types_pb2.SlotUpdates) -> None:
         """Applies slot changes. Raises SessionMismatchError for a slot or page that is out of range."""
         self.slots.apply(updates)
@@ -158,15 +165,14 @@ class Session:
     def write_blocks(
         self, rows: DraftRows, token_ids: npt.NDArray[np.uint32], survivals: npt.NDArray[np.float64]
     ) -> None:
-        """Publishes blocks, [B, drafts] each: ids and survivals first, then the stamps that a verifier waits for."""
+        """Puts blocks where a verifier finds them, [B, drafts] each; `stamp_blocks` follows."""
         assert self._blocks is not None
         self._blocks.rows[rows.slots, 0, : token_ids.shape[1]] = token_ids
         self._blocks.rows[rows.slots, 1] = 0.0
         self._blocks.rows[rows.slots, 1, : survivals.shape[1]] = survivals
-        self.stamp_blocks(rows)
 
     def stamp_blocks(self, rows: DraftRows) -> None:
-        """Says of which round the blocks of `rows` are, once they are there."""
+        """Says of which round the blocks of `rows` are, once they are there: a verifier waits for that."""
         assert self._blocks is not None
         for slot, position, round_ in zip(rows.slots, rows.anchor_positions, rows.rounds, strict=True):
             self._blocks.stamps[slot] = np.array((self.id, round_, slot, position + 1), np.uint64)

@@ -6,9 +6,8 @@ here from the survivals of now, by the scheduler's own rule (`kernels/verify_len
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +16,6 @@ from service_kit.errors import InvalidRequestError
 from verifier_service.session import Session
 from verifier_service.session_memory import SessionSizes
 from verifier_service.steps import Ints, StepBatch
-
-
-class SettledStep(NamedTuple):
-    """A step like any other."""
-
-    batch: StepBatch
-    failed: dict[int, str]
-    """Rows whose block did not come, and why; they are run without drafts."""
 
 
 def check_blocks(batch: StepBatch, sizes: SessionSizes) -> None:
@@ -50,6 +41,8 @@ def check_blocks(batch: StepBatch, sizes: SessionSizes) -> None:
         raise InvalidRequestError(
             "a row with a block is its anchor alone, emits, and is neither chained nor masked", field="block_rows"
         )
+    if batch.row_num_drafts.any():
+        raise InvalidRequestError("drafts are in blocks or in token_ids, not in both", field="row_num_drafts")
     if (blocks.max_drafts < 1).any() or (blocks.max_drafts > sizes.max_draft_tokens).any():
         raise InvalidRequestError(f"a block has 1 ... {sizes.max_draft_tokens} drafts", field="block_max_drafts")
     if not (np.isfinite(blocks.weights) & (blocks.weights > 0)).all():
@@ -62,34 +55,41 @@ def block_windows(batch: StepBatch) -> Ints:
     return np.stack((batch.row_slots[rows], batch.row_rounds[rows], batch.row_starts[rows] + 1), axis=1)
 
 
-def settle(session: Session, batch: StepBatch, verify_lens: Callable[..., None]) -> SettledStep:
-    """The step with the drafts that it verifies, by blocks on the host; its slot updates have been applied.
+def missing_blocks(session: Session, batch: StepBatch) -> dict[int, str]:
+    """Rows whose block did not come, and why; they are run without drafts. The step's slot updates have been applied.
 
     Raises SessionMismatchError for a slot without pages for its drafts.
     """
-    blocks = batch.blocks
+    blocks, windows = batch.blocks, block_windows(batch)
     if blocks is None:
-        return SettledStep(batch, {})
-    windows = block_windows(batch)
+        return {}
     for (slot, _, first), count in zip(windows.tolist(), blocks.max_drafts.tolist(), strict=True):
         session.slots.require_span(slot, first, count)
-    is_there = session.blocks.are_there(windows)
-    failed = {
-        row: f"the block of slot {slot}, round {round_} and position {first} did not come"
-        for row, (slot, round_, first) in zip(blocks.rows[~is_there].tolist(), windows[~is_there].tolist(), strict=True)
+    return {
+        int(blocks.rows[index]): "the block of slot {}, round {} and position {} did not come".format(*windows[index])
+        for index in np.flatnonzero(~session.blocks.are_there(windows))
     }
+
+
+def settle(
+    session: Session, batch: StepBatch, missing: Mapping[int, str], verify_lens: Callable[..., None]
+) -> StepBatch:
+    """The step with the drafts that it verifies, by blocks on the host; `missing` as `missing_blocks`."""
+    blocks = batch.blocks
+    if blocks is None or len(missing) == len(blocks.rows):
+        return replace(batch, blocks=None)
+    read = session.blocks.read(batch.row_slots[blocks.rows])
+    is_there = np.array([int(row) not in missing for row in blocks.rows])
     lens = torch.zeros(len(blocks.rows), dtype=torch.int32)
-    token_ids = np.zeros((len(blocks.rows), 0), np.int64)
-    if is_there.any():
-        read = session.blocks.read(windows[:, 0])
-        token_ids = np.where(is_there[:, None], read[:, 0], 0).astype(np.int64)
-        verify_lens(
-            torch.from_numpy(read[:, 1] * blocks.weights[:, None]),
-            torch.from_numpy(np.where(is_there, blocks.max_drafts, 0).astype(np.int32)),
-            torch.tensor([blocks.budget]),
-            lens,
-        )
-    return SettledStep(with_drafts(batch, blocks.rows, lens.numpy().astype(np.int64), token_ids), failed)
+    verify_lens(
+        torch.from_numpy(read[:, 1] * blocks.weights[:, None]),
+        torch.from_numpy(np.where(is_there, blocks.max_drafts, 0).astype(np.int32)),
+        torch.tensor([blocks.budget]),
+        lens,
+    )
+    # Of a missing block anything may be there; nothing of it is taken.
+    token_ids = np.where(is_there[:, None], read[:, 0], 0).astype(np.int64)
+    return with_drafts(batch, blocks.rows, lens.numpy().astype(np.int64), token_ids)
 
 
 def with_drafts(batch: StepBatch, rows: Ints, lens: Ints, token_ids: Ints) -> StepBatch:

@@ -18,7 +18,7 @@ from service_kit.engine_thread import EngineThread
 from service_kit.errors import ConfigurationError, InvalidRequestError, SessionMismatchError
 from service_kit.handoff import KEEPS_STORE_ORDER
 from verifier_service.acceptance import accept
-from verifier_service.block_windows import block_windows, check_blocks, settle
+from verifier_service.block_windows import block_windows, check_blocks, missing_blocks, settle
 from verifier_service.draft_source import DraftArenas
 from verifier_service.loading import LoadedTarget
 from verifier_service.metrics import StepCounts, verifier_metrics
@@ -141,12 +141,14 @@ class VerifierEngine:
             raise SessionMismatchError("the session ended while the step waited", field="session")
         started = time.perf_counter_ns()
         session.update_slots(batch.slots)
-        batch, blockless = settle(session, batch, self.target.verify_lens)
+        missing = missing_blocks(session, batch)
+        if self._captured is None:
+            batch = settle(session, batch, missing, self.target.verify_lens)
         sizes, model = session.sizes, self.target.model
         max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
         validate(batch, session.slots, session.vocab_size, sizes.max_batch_tokens, max_row_tokens)
         emissions, session.emissions = session.emissions, {}
-        failed = fill_chained(batch, emissions) | blockless
+        failed = fill_chained(batch, emissions) | missing
         rows, emitted = token_rows(batch), emitted_rows(batch)
         if self._captured is not None:
             self._captured.require(session)

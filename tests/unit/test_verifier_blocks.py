@@ -184,6 +184,7 @@ def test_the_end_of_the_session_ends_the_wait(client: Client) -> None:
         (blocks_of([0], [1], 1), {"row_emits": np.array([False, True])}, "block_rows"),
         (blocks_of([0], [1], 1), {"row_chained": np.array([True, False])}, "block_rows"),
         (blocks_of([0], [1], 1), {"row_masked": np.array([True, False])}, "block_rows"),
+        (blocks_of([0], [1], 1), {"row_num_drafts": np.array([0, 1])}, "row_num_drafts"),
         (blocks_of([0], [0], 1), {}, "block_max_drafts"),
         (blocks_of([0], [5], 1), {}, "block_max_drafts"),
         (blocks_of([0], [1], 1, [0.0]), {}, "block_weights"),
