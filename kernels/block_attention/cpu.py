@@ -79,7 +79,9 @@ def _body(work: int) -> None:
             for element in range(head_dim):
                 block_keys[element * lanes + row] = rotated[element]
         total = make_state(base, states, num_queries, head_dim)
-        for start in range(first_seen[0] // SEGMENT * SEGMENT, anchor, SEGMENT):
+        first = first_seen[0] // SEGMENT * SEGMENT
+        attend_pages(queries, total, first_seen, last_seen, pages, slot, kv_head, first, first + SEGMENT)
+        for start in range(first + SEGMENT, anchor, SEGMENT):
             own = make_state(base, states + size, num_queries, head_dim)
             attend_pages(queries, own, first_seen, last_seen, pages, slot, kv_head, start, start + SEGMENT)
             merge(total, own, num_queries, head_dim)

@@ -3,9 +3,9 @@
 The arithmetic of a query is fixed by its own context. Positions are cut into segments of 256 and these into chunks of
 64, counted from position 0, whatever pages they are on. A segment runs over its chunks: scores of 16 positions in the
 16 lanes (one chain of fused multiply-adds over the head), maximum, rescale, weighted sum of V position by position.
-Segments are computed apart and merged in order, so that threads can share one row's context. Positions that a query
-does not see have weight exactly 0, and chunks or segments of such positions leave a state as it was: they are skipped
-or not with the same result. Which queries share a chunk's K and V, and in which registers, changes nothing.
+Segments are computed apart and merged into the first in order, so that threads can share one row's context. Positions
+that a query does not see have weight exactly 0, and chunks or segments of such positions leave a state as it was: they
+are skipped or not with the same result. Which queries share a chunk's K and V, and in which registers, changes nothing.
 K and V in float16 are widened once a chunk, for all queries that share it; all arithmetic is that of float32 pages.
 Softmax with a running maximum: Milakov & Gimelshein 2018; merged parts: Dao et al. 2023 (Flash-Decoding).
 """
@@ -369,7 +369,8 @@ def merge(state: State, part: State, num_queries: int, head_dim: int) -> None:
 
 @compiled
 def finish(state: State, query: int, head_dim: int, out: int, out_start: int) -> None:
-    """Writes a query's result."""
+    """Writes a query's result; a zero without its sign, which could tell how many empty segments were merged."""
     total = splat(sum_lanes(load(state.base, state.weights + query * LANES)))
     for offset in range(0, head_dim, LANES):
-        store(out, out_start + offset, load(state.base, state.sums + query * head_dim + offset) / total)
+        sums: Any = load(state.base, state.sums + query * head_dim + offset) + splat(0.0)
+        store(out, out_start + offset, sums / total)

@@ -195,22 +195,24 @@ def _attend_body(work: int) -> None:
                 source = row * row_size + (kv_head * group + head) * head_dim
                 target = queries.queries + ((row - begin) * group + head) * head_dim
                 rotate_head(qkv, source, position, pages, q_norm, eps, query_factor(head_dim), base, target)
-        total = make_state(base, tile_states, num_queries, head_dim)
         seen = (first_seen, last_seen, pages, slot, kv_head)
         size = state_size(num_queries, head_dim)
         parts = load_word(tile + 16) + kv_head * num_parts * size
         if is_cut:
             first_segment += part
             end_segment = first_segment + 1
-        for segment in range(first_segment, end_segment):
-            place = (states, parts + part * size) if is_cut else (base, tile_states + tile_state_size)
-            own = make_state(*place, num_queries, head_dim)
+            total = make_state(states, parts + part * size, num_queries, head_dim)
+        else:
+            total = make_state(base, tile_states, num_queries, head_dim)
+        attend_pages(queries, total, *seen, first_segment * SEGMENT, first_segment * SEGMENT + SEGMENT)
+        for segment in range(first_segment + 1, end_segment):
+            own = make_state(base, tile_states + tile_state_size, num_queries, head_dim)
             attend_pages(queries, own, *seen, segment * SEGMENT, segment * SEGMENT + SEGMENT)
-            if not is_cut:
-                merge(total, own, num_queries, head_dim)
+            merge(total, own, num_queries, head_dim)
         is_last = not is_cut or add_to_word(counters + 8 * kv_head, -1) == 1
         if is_cut and is_last:
-            for other in range(num_parts):
+            total = state_at(states, parts, num_queries, head_dim)
+            for other in range(1, num_parts):
                 merge(total, state_at(states, parts + other * size, num_queries, head_dim), num_queries, head_dim)
         if is_last:
             for row in range(begin, end):
