@@ -24,7 +24,7 @@ class DrafterSettings(BaseSettings):
     then, with a warning that says why. The verifier must be told the same."""
     weight_format: Literal["auto", "float32", "fp16", "q8", "bf16"] = "auto"
     """Format of linear weights; "auto" is q8 where every layer's inputs come in groups of 32, else fp16; on a GPU bf16,
-    where float32 is the only other format."""
+    where float32 is the only other format. On a CPU K/V pages are float16, with "float32" weights float32."""
     kernels: Literal["auto", "cpu", "reference", "triton"] = "auto"
     """Implementation of the operations between the linear layers. "auto" is cpu, on a GPU triton. On a CPU "triton"
     runs only in its interpreter (TRITON_INTERPRET=1), to try kernels."""

@@ -23,7 +23,7 @@ class VerifierSettings(BaseSettings):
     weight_format: Literal["auto", "float32", "fp16", "q4", "bf16"] = "auto"
     """Format of linear weights. "fp16" halves the bytes that every step reads; "q4" takes the levels of the one .gguf
     file beside the tensors as they are, a third of fp16's. "auto" is q4 where such a file fits, else fp16; on a GPU
-    bf16, where float32 is the only other format."""
+    bf16, where float32 is the only other format. On a CPU K/V pages are float16, with "float32" weights float32."""
     kernels: Literal["auto", "cpu", "reference", "triton"] = "auto"
     """Implementation of the operations between the linear layers. "auto" is cpu, on a GPU triton. On a CPU "triton"
     runs only in its interpreter (TRITON_INTERPRET=1), to try kernels."""
