@@ -11,12 +11,13 @@ import torch
 from dspark.v1 import types_pb2
 from torch import Tensor
 
-from drafter_service.model import INGEST_ROWS, PAGE_SIZE, DrafterModel
+from drafter_service.model import PAGE_SIZE, DrafterModel
 from drafter_service.records import DraftResult, DraftRows, Ingests, IntArray, SessionArenas, SessionSizes
+from drafter_service.session_memory import plan_session
 from service_kit.device_memory import DeviceMemory
 from service_kit.engine_thread import EngineThread, StepReplies
 from service_kit.errors import StaleArenaError
-from service_kit.gpu import GRAPH_BYTES, Gpu, MemoryPlan
+from service_kit.gpu import Gpu
 from service_kit.handoff import Arena, ArenaSpec
 from service_kit.slots import SlotTable
 
@@ -43,8 +44,8 @@ class Session:
         Raises ConfigurationError naming a setting and a value that fits if the device is too small.
         """
         config = model.config
-        if gpu is not None:
-            device_plan(sizes, model, gpu).require("kv_memory", sizes.num_pages * model.page_bytes)
+        plan = plan_session(sizes, model, gpu)
+        plan.settle()
         self.id, self.sizes, self._config, self._gpu = session_id, sizes, config, gpu
         self._feature_type = model.like.dtype
         self._changed_slots: set[int] = set()
@@ -52,7 +53,10 @@ class Session:
         self.page_table = torch.from_numpy(self.slots.page_table)
         """int32 [num_slots, max_pages], the same memory as the slot table's."""
         num_positions = self.slots.page_table.shape[1] * PAGE_SIZE
-        self.cache = model.make_cache(sizes.num_pages, num_positions)
+        try:
+            self.cache = model.make_cache(sizes.num_pages, num_positions)
+        except (MemoryError, RuntimeError) as error:
+            raise plan.failure(error) from error
         self.replies: StepReplies[DraftResult] = StepReplies(thread)
         self._ring: Arena | None = None
         self._draft_probs: Arena | None = None
@@ -207,19 +211,3 @@ class Session:
         is_here = not self._ring.spec.is_on_device
         features = self._ring.rows[slots, ring_rows] if is_here else np.empty((0, 0), np.float32)
         return FeatureRows(features, slots * self._ring.spec.shape[1] + ring_rows, slots, positions, failures)
-
-
-def device_plan(sizes: SessionSizes, model: DrafterModel, gpu: Gpu) -> MemoryPlan:
-    """What a session takes of a device whose weights are loaded."""
-    config, value_bytes = model.config, model.like.element_size()
-    q_size, kv_size = config.num_heads * config.head_dim, 2 * config.num_kv_heads * config.head_dim
-    width = 3 * config.hidden_size + 2 * q_size + 2 * kv_size + 3 * config.intermediate_size
-    width += config.feature_size + config.draft_vocab_size
-    num_rows = max(INGEST_ROWS, sizes.num_slots * config.block_size)
-    parts = {
-        "K/V pages": sizes.num_pages * model.page_bytes,
-        "buffers with logits": num_rows * width * value_bytes,
-        "draft distributions": sizes.num_slots * config.block_size * config.draft_vocab_size * 4,
-        "graphs": GRAPH_BYTES,
-    }
-    return MemoryPlan(parts, gpu.free_bytes())

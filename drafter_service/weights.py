@@ -53,6 +53,16 @@ class DrafterWeights:
     confidence: ConfidenceHead | None
     draft_to_target: npt.NDArray[np.uint32] | None  # [Vd] target ids; None for the whole vocabulary
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors but norms and the confidence head."""
+        linears = [self.context_fc, self.lm_head]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.context_kv, layer.o, layer.gate_up, layer.down]
+        markov_bytes = 0 if self.markov is None else self.markov.w1.nbytes + self.markov.w2.nbytes
+        embedding_bytes = self.embedding.numel() * self.embedding.element_size()
+        return embedding_bytes + markov_bytes + sum(linear.weight_bytes for linear in linears)
+
 
 def default_format(config: DrafterConfig) -> WeightFormat:
     """q8, which drafts as well as fp16 and reads half its bytes, where the drafter's widths allow it."""

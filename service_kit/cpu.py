@@ -6,8 +6,16 @@ import logging
 import math
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from service_kit.memory_plan import Room
+
+_CGROUPS, _MEMBERSHIP, _MEMINFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
+"""Files of control groups, v2 and v1."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +63,20 @@ def choose_threads(wanted: int, setting: str) -> int:
     return have.usable
 
 
-def _cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """The tightest quota of this process's control groups (v2 or v1) up to the root, in cores; None if unlimited."""
-    quotas: list[float | None] = []
+def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    """Directories of this process's control groups (v2 or v1) that may limit what `controller` does, up to the root."""
     for line in _lines(membership):
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        base = root / "cpu" if controllers else root
+        base = root / controller if controllers else root
         own = base / path.lstrip("/")
-        quotas += [_quota_of(group) for group in (own, *own.parents) if group.is_relative_to(base)]
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(base))
+
+
+def _cgroup_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
+    """The tightest quota of this process's control groups, in cores; None if unlimited."""
+    quotas = map(_quota_of, _groups("cpu", root, membership))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -99,19 +111,36 @@ def cpu_name() -> str:
     return f"{fields['model name']} {fields.get('cpu family')}/{fields.get('model')}/{fields.get('stepping')}"
 
 
+def memory_room(meminfo: Path = _MEMINFO, root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> Room:
+    """Memory this process could still take, shared memory included: the machine's, or less where a control group's
+    limit is tighter."""
+    fields = dict(line.split(":", 1) for line in _lines(meminfo) if ":" in line)
+    try:
+        free, total = (int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    except (KeyError, ValueError):
+        free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rooms = [Room("this machine", free, total)]
+    for group in _groups("memory", root, membership):
+        limit, used = (_number(group, *names) for names in (_MEMORY_LIMITS, _MEMORY_USED))
+        if limit is not None and used is not None and limit < total:
+            free_of_group = min(limit, max(0, limit - used + _file_cache_bytes(group)))
+            rooms.append(Room(f"this container (control group {group.name or '/'})", free_of_group, limit))
+    return min(rooms, key=lambda room: room.free_bytes)
+
+
 def available_memory_bytes() -> int:
-    """Memory this process could still take: the machine's free memory capped by the control group's limit."""
-    try:
-        free = next(
-            int(line.split()[1]) * 1024
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable:")
-        )
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return free if limit == "max" else min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        return free
+    """What of `memory_room` is free."""
+    return memory_room().free_bytes
+
+
+def _number(group: Path, *names: str) -> int | None:
+    """The number in the first of these files that holds one."""
+    lines = [line for name in names for line in _lines(group / name)[:1]]
+    return next((int(line) for line in lines if line.strip().isdigit()), None)
+
+
+def _file_cache_bytes(group: Path) -> int:
+    """Pages of files that the group is charged for and gives up when memory gets short."""
+    fields = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
+    kinds = ("inactive_file", "active_file")
+    return sum(int(fields.get(f"total_{kind}", fields.get(kind, 0))) for kind in kinds)

@@ -6,13 +6,14 @@ Every process has a context of its own on the device, which takes memory before 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from service_kit.device_memory import CudaMemory, DeviceMemory
 from service_kit.errors import ConfigurationError
 from service_kit.graphs import CudaGraphRunner, GraphRunner
+from service_kit.memory_plan import Room
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,8 @@ MIN_CAPABILITY = (8, 0)
 CONTEXT_BYTES, GRAPH_BYTES = 600 * 2**20, 400 * 2**20
 """Of a process's context with its kernels and libraries, and of a session's graphs with what their kernels allocate.
 Estimates that no device has confirmed yet."""
+CONTEXT, GRAPHS = "CUDA context and libraries (estimated)", "graphs (estimated)"
+"""What a memory plan calls them."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +43,7 @@ class GpuFacts:
 
     def __str__(self) -> str:
         major, minor = self.capability
-        return (
-            f"{self.name}, sm_{major}{minor}, {self.free_bytes / 2**30:.1f} of {self.total_bytes / 2**30:.1f} GiB free"
-        )
+        return f"{self.name}, sm_{major}{minor}"
 
 
 def probe_gpu() -> GpuFacts | str:
@@ -119,41 +120,24 @@ class Gpu:
     """For people."""
     runner: GraphRunner
     memory: DeviceMemory
-    free_bytes: Callable[[], int]
+    free_and_total: Callable[[], tuple[int, int]]
+    """Bytes, as they are now, whoever took the rest."""
+
+    def free_bytes(self) -> int:
+        """Memory that nobody has now."""
+        return self.room().free_bytes
+
+    def room(self) -> Room:
+        """Its memory now."""
+        free_bytes, total_bytes = self.free_and_total()
+        return Room(self.words, free_bytes, total_bytes)
 
 
 def open_gpu(facts: GpuFacts) -> Gpu:
     """The first CUDA device, which was found fit."""
     import torch
 
-    return Gpu(
-        torch.device("cuda"), str(facts), CudaGraphRunner(), CudaMemory(), lambda: int(torch.cuda.mem_get_info()[0])
-    )
-
-
-class MemoryPlan(NamedTuple):
-    """What a session takes of the device, by what it is for, in bytes."""
-
-    parts: Mapping[str, int]
-    free_bytes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        """All parts together."""
-        return sum(self.parts.values())
-
-    def require(self, setting: str, setting_bytes: int) -> None:
-        """Raises ConfigurationError naming `setting`, which accounts for `setting_bytes`, and a value that fits."""
-        excess = self.needed_bytes - self.free_bytes
-        if excess <= 0:
-            return
-        fitting = int((setting_bytes - excess) * 0.98) // 2**20
-        advice = f"lower {setting} to {fitting}MiB" if fitting > 0 else "lower max_num_seqs or max_batch_tokens"
-        raise ConfigurationError(f"the device lacks {excess / 2**20:.0f} MiB: {self}: {advice}", field=setting)
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in self.parts.items() if size)
-        return f"{parts} MiB; {self.free_bytes / 2**20:.0f} MiB are free"
+    return Gpu(torch.device("cuda"), str(facts), CudaGraphRunner(), CudaMemory(), torch.cuda.mem_get_info)
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -37,6 +37,11 @@ def clone_with_tokenizer(target: Path, directory: Path) -> None:
     """Copies checkpoint `target` and gives it the tiny tokenizer."""
     for file in target.iterdir():
         shutil.copy(file, directory)
+    add_tokenizer(directory)
+
+
+def add_tokenizer(directory: Path) -> None:
+    """Gives a checkpoint of NUM_TOKENS tokens the tiny tokenizer and a chat template."""
     tiny_tokenizer_file(directory)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": _TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))

@@ -17,7 +17,7 @@ from verifier_service.draft_source import DraftArenas, DraftSource
 from verifier_service.feature_ring import FeatureRing
 from verifier_service.mask_arena import MaskArena
 from verifier_service.model import PAGE_SIZE, TargetModel
-from verifier_service.session_memory import SessionSizes, pages_too_large, require_memory
+from verifier_service.session_memory import SessionSizes, plan_session
 from verifier_service.steps import Emission, StepResult
 
 
@@ -37,7 +37,8 @@ class Session:
 
         Raises ConfigurationError naming the setting to lower.
         """
-        require_memory(sizes, target, gpu)
+        plan = plan_session(sizes, target, gpu)
+        plan.settle()
         self.session, self.epoch, self.sizes = session, epoch, sizes
         self.vocab_size = target.config.vocab_size
         self.slots = SlotTable(sizes.num_slots, sizes.num_pages, sizes.max_model_len, PAGE_SIZE)
@@ -53,7 +54,7 @@ class Session:
                 sizes.num_pages, sizes.max_model_len, sizes.max_batch_tokens, sizes.feature_layer_ids
             )
         except (MemoryError, RuntimeError) as error:
-            raise pages_too_large(sizes.num_pages, target.page_bytes) from error
+            raise plan.failure(error) from error
         self.drafts = DraftSource(session, sizes, self.vocab_size, gpu)
         self.blocks = BlockSource(session, sizes, gpu)
         self.masks = MaskArena(session, (sizes.num_slots, sizes.max_draft_tokens + 1, -(-self.vocab_size // 32)))
@@ -104,22 +105,21 @@ class Session:
         """Applies slot changes. Raises SessionMismatchError for a slot, page or token id that is out of range."""
         self.slots.apply(updates)
         self._changed_slots.update(updates.releases, updates.page_slots, (each.slot for each in updates.admissions))
-        for slot in updates.releases:
+        for slot in (*updates.releases, *(each.slot for each in updates.admissions)):
             self._texts.pop(slot, None)
         for admission in updates.admissions:
             options = self.slots.target[admission.slot]
-            self._texts.pop(admission.slot, None)
-            if options is None:
-                continue
-            if max(options.named_ids, default=0) >= self.vocab_size:
+            if options is not None and max(options.named_ids, default=0) >= self.vocab_size:
                 raise SessionMismatchError(f"slot {admission.slot}: token ids outside the vocabulary", field="target")
-            if not options.controls.is_neutral:
-                text = ControlledText(options.controls, options.text_ids, options.num_prompt)
-                self._texts[admission.slot] = text
 
     def text(self, slot: int) -> ControlledText | None:
-        """The text that controls a slot's logits, at least up to its anchor; None if nothing does."""
-        return self._texts.get(slot)
+        """On a CPU: the text that controls a slot's logits, at least up to its anchor; None if nothing does."""
+        options = self.slots.target[slot]
+        if options is None or options.controls.is_neutral:
+            return None
+        if slot not in self._texts:
+            self._texts[slot] = ControlledText(options.controls, options.text_ids, options.num_prompt)
+        return self._texts[slot]
 
     def take_changed_slots(self) -> list[int]:
         """Slots whose pages may have changed since this was last asked."""

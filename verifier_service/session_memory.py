@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from service_kit.cpu import available_memory_bytes
+from service_kit.cpu import memory_room
 from service_kit.errors import ConfigurationError
-from service_kit.gpu import GRAPH_BYTES, Gpu, MemoryPlan
+from service_kit.gpu import CONTEXT, CONTEXT_BYTES, GRAPH_BYTES, GRAPHS, Gpu
+from service_kit.graphs import tiers
+from service_kit.memory_plan import MemoryPlan, Remedy, kv_remedy
 from verifier_service.model import TargetModel
 
 MAX_BANNED_SEQUENCES, MAX_BANNED_TOKENS, MAX_STOP_IDS = 256, 64, 256
@@ -34,13 +38,36 @@ class SessionSizes:
         return min(self.max_batch_tokens, self.num_slots * (self.max_draft_tokens + 1))
 
 
-def require_memory(sizes: SessionSizes, target: TargetModel, gpu: Gpu | None) -> None:
-    """Raises ConfigurationError, naming the setting to lower, for sizes that cannot be had here."""
+def plan_session(sizes: SessionSizes, target: TargetModel, gpu: Gpu | None) -> MemoryPlan:
+    """What the session takes of the memory that the target is in, besides the target.
+
+    Raises ConfigurationError for sizes that the target does not allow.
+    """
     _check_sizes(sizes, target)
-    if gpu is not None:
-        device_plan(sizes, target, gpu).require("kv_memory", sizes.num_pages * target.page_bytes)
-    elif sizes.num_pages * target.page_bytes > available_memory_bytes():
-        raise pages_too_large(sizes.num_pages, target.page_bytes)
+    held = {CONTEXT: CONTEXT_BYTES} if gpu is not None else {}
+    return MemoryPlan(
+        service="verifier",
+        held={**held, "weights": target.weights.num_bytes},
+        parts=_parts(sizes, target, is_on_gpu=gpu is not None),
+        room=memory_room() if gpu is None else gpu.room(),
+        remedies=_remedies(sizes, target, is_on_gpu=gpu is not None),
+    )
+
+
+def _remedies(sizes: SessionSizes, target: TargetModel, *, is_on_gpu: bool) -> tuple[Remedy, ...]:
+    def needed_with(field: str) -> Callable[[int], int]:
+        def needed(value: int) -> int:
+            changes: dict[str, Any] = {field: value}
+            return sum(_parts(replace(sizes, **changes), target, is_on_gpu=is_on_gpu).values())
+
+        return needed
+
+    page_bytes = sizes.kv_page_bytes or target.page_bytes
+    return (
+        kv_remedy(sizes.num_pages, sizes.num_slots, page_bytes, needed_with("num_pages")),
+        Remedy("max_num_seqs", sizes.num_slots, 1, needed_with("num_slots")),
+        Remedy("max_batch_tokens", sizes.max_batch_tokens, sizes.num_slots, needed_with("max_batch_tokens")),
+    )
 
 
 def _check_sizes(sizes: SessionSizes, target: TargetModel) -> None:
@@ -62,21 +89,27 @@ def _check_sizes(sizes: SessionSizes, target: TargetModel) -> None:
         )
 
 
-def device_plan(sizes: SessionSizes, target: TargetModel, gpu: Gpu) -> MemoryPlan:
-    """What a session takes of a device whose weights are loaded."""
+def _parts(sizes: SessionSizes, target: TargetModel, *, is_on_gpu: bool) -> dict[str, int]:
+    """Bytes by what they are for."""
     config, value_bytes = target.config, target.weights.embedding.element_size()
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     feature_size = len(sizes.feature_layer_ids) * config.hidden_size
     width = 3 * config.hidden_size + 2 * q_size + 2 * kv_size + 3 * config.intermediate_size + feature_size
+    rotary_bytes = 4 * sizes.max_model_len * config.head_dim
     parts = {
         "K/V pages": sizes.num_pages * target.page_bytes,
-        "step buffers": sizes.max_batch_tokens * width * value_bytes,
-        "logits": sizes.max_logit_rows * (config.vocab_size + config.hidden_size) * value_bytes,
-        "masks and controls": _extra_bytes(sizes, config.vocab_size),
         "feature ring": sizes.num_slots * sizes.feature_ring_rows * feature_size * value_bytes,
-        "graphs": GRAPH_BYTES,
+        "step buffers": sizes.max_batch_tokens * width * value_bytes + rotary_bytes,
+        "logits": sizes.max_logit_rows * (config.vocab_size + config.hidden_size) * value_bytes,
     }
-    return MemoryPlan(parts, gpu.free_bytes())
+    if is_on_gpu:
+        from kernels.triton.attention_tiles import largest_parts_bytes
+
+        rows, context_len = tiers(sizes.max_batch_tokens), sizes.max_model_len
+        parts["attention states"] = largest_parts_bytes(rows, config.num_heads, config.head_dim, context_len)
+        parts["masks and controls"] = _extra_bytes(sizes, config.vocab_size)
+        parts[GRAPHS] = GRAPH_BYTES
+    return parts
 
 
 def _extra_bytes(sizes: SessionSizes, vocab_size: int) -> int:
@@ -84,14 +117,4 @@ def _extra_bytes(sizes: SessionSizes, vocab_size: int) -> int:
     of_row = 4 * vocab_size + vocab_size // 8
     return sizes.max_logit_rows * of_row + sizes.num_slots * (
         8 * vocab_size + 4 * MAX_BANNED_SEQUENCES * MAX_BANNED_TOKENS
-    )
-
-
-def pages_too_large(num_pages: int, bytes_per_page: int) -> ConfigurationError:
-    """The error for pages that the CPU's memory does not hold."""
-    free = available_memory_bytes()
-    return ConfigurationError(
-        f"{num_pages} K/V pages need {num_pages * bytes_per_page / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free: "
-        f"lower kv_memory to {int(free * 0.8) // 2**20}MiB",
-        field="kv_memory",
     )

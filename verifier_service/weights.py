@@ -53,6 +53,11 @@ class TargetWeights:
     lm_head: Linear  # hidden → vocab
 
     @property
+    def num_bytes(self) -> int:
+        """Of all tensors but the norms."""
+        return self.embedding.numel() * self.embedding.element_size() + sum(each.weight_bytes for each in self.linears)
+
+    @property
     def linears(self) -> Iterator[Linear]:
         """Every linear layer, lm_head last."""
         for layer in self.layers:

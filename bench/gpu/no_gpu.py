@@ -28,5 +28,5 @@ class EagerRunner:
 def interpreted_gpu() -> Gpu:
     """Shares no memory with other processes."""
     return Gpu(
-        torch.device("cpu"), "no GPU: Triton's interpreter", EagerRunner(), CudaMemory(driver=object()), lambda: 0
+        torch.device("cpu"), "no GPU: Triton's interpreter", EagerRunner(), CudaMemory(driver=object()), lambda: (0, 0)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -101,6 +102,11 @@ def parts_bytes(num_rows: int, num_heads: int, head_dim: int, max_len: int) -> i
     """Memory that a call over so many rows takes for states: what a memory plan must leave free."""
     num_segments = -(-max_len // int(SEGMENT)) + 1
     return num_rows * num_heads * num_segments * (head_dim + 2) * 4 if is_shared(num_rows, num_segments) else 0
+
+
+def largest_parts_bytes(row_counts: Iterable[int], num_heads: int, head_dim: int, max_len: int) -> int:
+    """The most that calls over any of these numbers of rows take."""
+    return max(parts_bytes(num_rows, num_heads, head_dim, max_len) for num_rows in row_counts)
 
 
 def make_parts(num_rows: int, heads: Heads, page_table: Tensor) -> Parts:

@@ -78,4 +78,4 @@ class FakeDeviceMemory:
 def fake_gpu(*, free_bytes: int = 2**34, refuses_reads: bool = True) -> Gpu:
     """Computes on the CPU."""
     runner = FakeGraphRunner(refuses_reads=refuses_reads)
-    return Gpu(torch.device("cpu"), "a GPU that is not there", runner, FakeDeviceMemory(), lambda: free_bytes)
+    return Gpu(torch.device("cpu"), "a GPU that is not there", runner, FakeDeviceMemory(), lambda: (free_bytes, 2**35))
