@@ -49,13 +49,13 @@ class Committer:
     def commit(self, row: PlannedRow, num_accepted: int, token_ids: list[int], step_id: int) -> None:
         """Commits one row: `token_ids` are its accepted drafts and one more token; empty for a prefill chunk."""
         sequence, num_drafts = row.sequence, len(row.drafts)
-        request, start = sequence.request, sequence.computed
+        request, start, num_tokens = sequence.request, sequence.computed, len(sequence.tokens)
         if num_accepted > num_drafts or len(token_ids) != (num_accepted + 1 if row.emits else 0):
             raise ValueError(f"the verifier accepted {num_accepted} of {num_drafts} drafts, {len(token_ids)} tokens")
         kept, num_kept = token_ids, num_accepted
         if row.commit_len < num_drafts:
             num_kept, kept = commit_cut(num_accepted, token_ids, row.commit_len)
-        if start != len(sequence.tokens) - 1:
+        if start != num_tokens - 1:
             self._ledger.num_prefill_tokens += row.num_tokens
         if start == sequence.ingested:
             sequence.uningested_since = step_id
@@ -72,7 +72,7 @@ class Committer:
         if is_first:
             sequence.first_token_ns = time.monotonic_ns()
         reason = None
-        if len(kept) >= sequence.num_remaining or not request.stop_token_ids.isdisjoint(kept):  # hardly ever
+        if num_tokens + len(kept) >= sequence.max_len or not request.stop_token_ids.isdisjoint(kept):  # hardly ever
             kept, reason = _cut(sequence, kept)
         if sequence.matcher is not None and reason is None:  # a matcher at its end takes no end-of-sequence token
             sequence.matcher.advance(kept)

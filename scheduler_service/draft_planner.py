@@ -66,11 +66,11 @@ def plan_drafts(batch: Batch, plan: StepPlan, decoding: list[PlannedRow], budget
     for row in decoding:
         row.sequence.is_plain_once = False
     total, page_size = 0, batch.pages.page_size
-    num_rows, limits = len(plan.decision.rows), candidates.max_drafts.tolist()
+    num_rows, num_slots, limits = len(plan.decision.rows), plan.decision.num_slots, candidates.max_drafts.tolist()
     for index, candidate in enumerate(plan.decision.rows):
         row = decoding[able[candidate]]
         sequence = row.sequence
-        wanted = min(plan.decision.num_slots, limits[candidate], (budget - total) // (num_rows - index))
+        wanted = min(num_slots, limits[candidate], (budget - total) // (num_rows - index))
         num_tokens = len(sequence.tokens)
         held = len(sequence.pages) * page_size - num_tokens
         if wanted > held and not batch.reserve(sequence, num_tokens + wanted):

@@ -176,8 +176,8 @@ class StepResult(NamedTuple):
     """Reply to a `StepCall`."""
 
     verify_lens: Sequence[int]
-    accepted_lens: Sequence[int]
-    token_ids: Sequence[int]
+    accepted_lens: list[int]
+    token_ids: list[int]
     """For each emitting row that did not fail: accepted drafts, then one more token."""
     failures: dict[int, str]
     """Reason by row."""
@@ -218,7 +218,7 @@ class DraftCall:
 class DraftResult(NamedTuple):
     """Reply to a `DraftCall`."""
 
-    token_ids: Sequence[int]
+    token_ids: list[int]
     """Drafts, row-major [rows, num_draft_tokens]."""
     confidences: npt.NDArray[np.float32]
     """[rows, num_draft_tokens]."""

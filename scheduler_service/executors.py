@@ -134,8 +134,8 @@ class VerifierClient:
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
         return StepResult(
             response.verify_lens,
-            response.accepted_lens,
-            response.token_ids,
+            _numbers(response.accepted_lens),
+            _numbers(response.token_ids),
             {failure.row: failure.reason for failure in response.failures},
             timings.get("forward", 0) + timings.get("head", 0),
             timings.get("accept", 0),
@@ -233,12 +233,18 @@ class DrafterClient:
             draft_probs = np.full(shape, np.nan, np.float32)
         timings = {timing.phase: timing.duration_ns for timing in response.timings}
         return DraftResult(
-            response.token_ids,
+            _numbers(response.token_ids),
             confidences.reshape(shape),
             draft_probs.reshape(shape),
             {failure.row: failure.reason for failure in response.ingest_failures},
             timings.get("ingest", 0) + timings.get("backbone", 0) + timings.get("head", 0),
         )
+
+
+def _numbers(repeated: Any) -> list[int]:
+    """Of a repeated field. By way of an array, which takes a third of the time."""
+    numbers: list[int] = np.array(repeated).tolist()
+    return numbers
 
 
 def _updates_to_pb(updates: SlotUpdates) -> types_pb2.SlotUpdates:

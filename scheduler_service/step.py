@@ -286,7 +286,7 @@ class StepEngine:
 
     def _commit(self, step: _SentStep, result: StepResult) -> None:
         """Commits every row."""
-        token_ids, failures = list(result.token_ids), result.failures
+        token_ids, failures = result.token_ids, result.failures
         has_scores = bool(result.scores or result.prompt_scores)
         offset = 0
         for index, (row, num_accepted) in enumerate(zip(step.plan.rows, result.accepted_lens, strict=True)):

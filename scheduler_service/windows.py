@@ -106,7 +106,7 @@ class WindowChooser:
 
     def _give(self, plan: StepPlan, result: DraftResult, windows: Windows) -> None:
         plan.windows = windows
-        first, num_slots, token_ids = 0, plan.decision.num_slots, list(result.token_ids)
+        first, num_slots, token_ids = 0, plan.decision.num_slots, result.token_ids
         for row, verify_len, commit_len in zip(plan.drafted, windows.verify_lens, windows.commit_lens, strict=True):
             if row.max_drafts:
                 row.block_ids = block = token_ids[first : first + row.max_drafts]
