@@ -125,6 +125,17 @@ def load_levels(typing_context: Any, base: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def store_levels(typing_context: Any, base: Any, offset: Any, levels: Any) -> Any:
+    """64 bytes to byte `offset`; no alignment needed."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(builder, args[0], args[1], _INTS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, int32x16), emit
+
+
+@intrinsic
 def split_levels(typing_context: Any, levels: Any) -> Any:
     """The low four bits of every byte, and the high four bits."""
 
@@ -184,6 +195,28 @@ def dot_each(typing_context: Any, totals: Any, levels: Any, highest: Any, base: 
         return cgutils.pack_array(builder, sums)
 
     return totals(totals, int32x16, highest, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def dot_group_each(typing_context: Any, totals: Any, levels: Any, highest: Any, base: Any, offset: Any) -> Any:
+    """`dot_each` over a whole group, for two columns of lanes: `levels` is the address of GROUP / 4 times 64 bytes of
+    the first column and 64 of the second, the rows' records lie one behind the other from byte `offset`. Both columns
+    begin with `totals`; returns the two tuples."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        totals, levels, _, base, offset = args
+        num_rows, stride = len(sig.args[0]), ir.Constant(offset.type, RECORD_BYTES)
+        sums = [[builder.extract_value(totals, row) for row in range(num_rows)] for _ in range(2)]
+        for line in range(GROUP // 4):
+            places = [ir.Constant(levels.type, 64 * (2 * line + half)) for half in range(2)]
+            parts = [builder.load(_pointer(builder, levels, place, _INTS), align=64) for place in places]
+            for row in range(num_rows):
+                x = _load_word(builder, base, _place(builder, offset, stride, row, 4 * line))
+                for part, half in zip(parts, sums, strict=True):
+                    half[row] = _dot(builder, half[row], part, x, sig.args[2].literal_value)
+        return cgutils.pack_array(builder, [cgutils.pack_array(builder, half) for half in sums])
+
+    return types.UniTuple(totals, 2)(totals, types.int64, highest, types.int64, types.int64), emit
 
 
 @intrinsic

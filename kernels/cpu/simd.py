@@ -86,11 +86,23 @@ def splat(typing_context: Any, scalar: Any) -> Any:
 
 
 @intrinsic
+def zeros(typing_context: Any, count: Any) -> Any:
+    """Tuple of `count` vectors of zeros."""
+    number = count.literal_value
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return cgutils.pack_array(builder, [ir.Constant(_VECTOR, [0.0] * LANES)] * number)
+
+    return types.UniTuple(float32x16, number)(count), emit
+
+
+@intrinsic
 def stack_floats(typing_context: Any, count: Any) -> Any:
-    """Address of room for `count` float32, valid in this call."""
+    """Address of room for `count` float32, a multiple of 64 and valid in this call."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         room = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, count.literal_value))
+        room.align = 64
         return builder.ptrtoint(room, ir.IntType(64))
 
     return types.int64(count), emit

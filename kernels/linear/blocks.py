@@ -9,14 +9,16 @@ from torch import Tensor
 
 from kernels.cpu.jit import HAS_AVX512, compiled
 from kernels.cpu.native import arguments_of, int_arguments, next_item, run_items
-from kernels.cpu.simd import LANES, load, load_part, splat, stack_floats, store_part
+from kernels.cpu.simd import LANES, load, load_part, splat, stack_floats, store_part, zeros
 
 COLUMNS = 2 * LANES
 """Output columns of a block of packed weights; a block's weights lie in the order in which they are read."""
 _PARALLEL_WORK = 1 << 17
 """Rows times weights above which a second thread pays."""
-_ROWS = 8 if HAS_AVX512 else 2  # times 2 · 16 sums, kept in registers
-_NUM_SUMS = _ROWS * COLUMNS
+TILE_ROWS = 8 if HAS_AVX512 else 2
+"""Rows whose 2 · 16 sums fit into registers."""
+_MAX_ROWS = 128  # whose sums fit into the first cache beside what else is read
+_NUM_SUMS = _MAX_ROWS * COLUMNS
 
 
 def columns_last(values: Tensor) -> Tensor:
@@ -46,46 +48,48 @@ def _finish(sums: int, num_rows: int, column: int, num_out: int, bias: int, out:
                 store_part(out, (row + query) * num_out + first, count, total)
 
 
-def over_blocks(sums_of: Any) -> Any:
-    """The loop over blocks and rows around `sums_of`, which computes a block's columns for one row or a few.
+def over_blocks(sums_of: Any, tiles_of: Any = None) -> Any:
+    """The loop over blocks and rows around `sums_of`, which computes a block's columns for a few rows.
 
-    It is called as sums_of(zeros, x, row, num_in, weights, block, sums): one zero vector a row, and the address of
-    float32 sums [rows, COLUMNS].
+    It is called as sums_of(zeros, x, row, count, num_rows, num_in, weights, block, sums): for `count` rows from `row`
+    of `num_rows`, one zero vector for each, and the address of float32 sums [count, COLUMNS]. Of TILE_ROWS rows and
+    more, whole tiles go to `tiles_of`, many at once, with zero vectors for one; without it, one by one to `sums_of`.
     """
+    whole, max_rows = tiles_of or sums_of, _MAX_ROWS if tiles_of else TILE_ROWS
 
     @compiled
-    def many(zero: Any, count: int, x: int, row: int, num_in: int, weights: int, block: int, sums: int) -> None:
-        """3 to 8 rows: apart, since only CPUs with AVX-512 have the registers, so that others do not compile it."""
-        three = (zero, zero, zero)
-        if count == 3:
-            sums_of(three, x, row, num_in, weights, block, sums)
+    def some(x: int, row: int, count: int, num_rows: int, num_in: int, weights: int, block: int, sums: int) -> None:
+        """2 to 7 rows: apart, since only CPUs with AVX-512 have the registers, so that others do not compile it."""
+        if count == 2:
+            sums_of(zeros(2), x, row, count, num_rows, num_in, weights, block, sums)
+        elif count == 3:
+            sums_of(zeros(3), x, row, count, num_rows, num_in, weights, block, sums)
         elif count == 4:
-            sums_of((*three, zero), x, row, num_in, weights, block, sums)
+            sums_of(zeros(4), x, row, count, num_rows, num_in, weights, block, sums)
         elif count == 5:
-            sums_of((*three, zero, zero), x, row, num_in, weights, block, sums)
+            sums_of(zeros(5), x, row, count, num_rows, num_in, weights, block, sums)
         elif count == 6:
-            sums_of((*three, *three), x, row, num_in, weights, block, sums)
-        elif count == 7:
-            sums_of((*three, *three, zero), x, row, num_in, weights, block, sums)
+            sums_of(zeros(6), x, row, count, num_rows, num_in, weights, block, sums)
         else:
-            sums_of((*three, *three, zero, zero), x, row, num_in, weights, block, sums)
+            sums_of(zeros(7), x, row, count, num_rows, num_in, weights, block, sums)
 
     @compiled
     def run(work: int) -> None:
         x, weights, bias, out, num_rows, num_in, num_out = int_arguments(arguments_of(work), 7)
-        zero, sums = splat(0.0), stack_floats(_NUM_SUMS)
+        sums = stack_floats(_NUM_SUMS)
         block = next_item(work)
         while block * COLUMNS < num_out:
             row = 0
             while row < num_rows:
-                # As many rows as are left, at most _ROWS; later passes find the block's weights in a cache.
-                count = min(num_rows - row, _ROWS)
-                if count == 1:
-                    sums_of((zero,), x, row, num_in, weights, block, sums)
-                elif count == 2:
-                    sums_of((zero, zero), x, row, num_in, weights, block, sums)
-                elif _ROWS > 2:
-                    many(zero, count, x, row, num_in, weights, block, sums)
+                # Later passes find the block's weights in a cache.
+                count = min(num_rows - row, max_rows)
+                if count >= TILE_ROWS:
+                    count -= count % TILE_ROWS
+                    whole(zeros(TILE_ROWS), x, row, count, num_rows, num_in, weights, block, sums)
+                elif count == 1:
+                    sums_of(zeros(1), x, row, count, num_rows, num_in, weights, block, sums)
+                elif TILE_ROWS > 2:
+                    some(x, row, count, num_rows, num_in, weights, block, sums)
                 _finish(sums, count, block * COLUMNS, num_out, bias, out, row)
                 row += count
             block = next_item(work)

@@ -45,12 +45,16 @@ def _sums(
 
 
 @compiled
-def _float32_sums(zeros: Any, x: int, row: int, num_in: int, weights: int, block: int, sums: int) -> None:
+def _float32_sums(
+    zeros: Any, x: int, row: int, count: int, num_rows: int, num_in: int, weights: int, block: int, sums: int
+) -> None:
     _sums(types.float32(0), 4, zeros, x, row, num_in, weights, block, sums)
 
 
 @compiled
-def _float16_sums(zeros: Any, x: int, row: int, num_in: int, weights: int, block: int, sums: int) -> None:
+def _float16_sums(
+    zeros: Any, x: int, row: int, count: int, num_rows: int, num_in: int, weights: int, block: int, sums: int
+) -> None:
     _sums(types.int16(0), 2, zeros, x, row, num_in, weights, block, sums)
 
 

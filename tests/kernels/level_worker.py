@@ -24,9 +24,9 @@ def weights() -> torch.Tensor:
 
 
 def inputs() -> torch.Tensor:
-    """Three rows; the fourth is the second again."""
-    x = torch.randn(4, NUM_IN, generator=torch.Generator().manual_seed(1))
-    x[3] = x[1]
+    """Eleven rows: more than a tile of any CPU and no whole number of tiles. The fourth and the last are the second."""
+    x = torch.randn(11, NUM_IN, generator=torch.Generator().manual_seed(1))
+    x[3] = x[10] = x[1]
     return x
 
 
@@ -43,17 +43,18 @@ def run() -> dict[str, torch.Tensor]:
     x, generator = inputs(), np.random.default_rng(2)
     levels = torch.from_numpy(generator.integers(0, 16, (NUM_OUT, NUM_IN), np.uint8))
     scales = torch.from_numpy(generator.normal(size=(NUM_OUT, NUM_IN // 32)).astype(np.float16))
-    normed, activated = torch.empty_like(x), torch.empty(4, NUM_IN // 2)
+    normed, activated = torch.empty_like(x), torch.empty(len(x), NUM_IN // 2)
     rms_norm.rms_norm(x, x[0].contiguous(), 1e-5, normed)
     silu_mul.silu_mul(x, activated)
     pages, where = torch.zeros(4, 1, NUM_IN // 2, 16, dtype=torch.float16), torch.arange(4, dtype=torch.int32)
     written = pages.transpose(2, 3).contiguous()
     tables = where[:, None].contiguous(), torch.ones(4, NUM_IN // 4), torch.zeros(4, NUM_IN // 4)
-    paged_attention.write_context(halves_at_risk(x), 0 * where, where, *tables, pages, written, None, 1e-5)
+    paged_attention.write_context(halves_at_risk(x[:4]), 0 * where, where, *tables, pages, written, None, 1e-5)
     return {
         "pages": torch.cat((pages[:, 0, :, 0], written[:, 0, 0]), dim=1).float(),
         "fp16": make_linear(weights(), None, "fp16")(x),
         "q4": make_quantized_linear(levels, scales, -8 * scales, None)(x),
+        "q8": make_quantized_linear((levels.short() * 17 - 128).to(torch.int8), scales, None, None)(x),
         "rms_norm": normed,
         "silu_mul": activated,
     }

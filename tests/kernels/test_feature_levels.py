@@ -43,6 +43,8 @@ def test_without_vector_extensions_results_are_right_and_rows_exact(tmp_path: Pa
     for name, here in level_worker.run().items():
         torch.testing.assert_close(there[name], here, rtol=1e-5, atol=1e-5)
         assert torch.equal(there[name][3], there[name][1]), name
+    for name in ("fp16", "q4", "q8", "rms_norm", "silu_mul"):
+        assert torch.equal(there[name][10], there[name][1]), name
     assert torch.equal(there["pages"], level_worker.run()["pages"])  # rounded without arithmetic
     # weights as small as float16 has them, and as large, each times one
     expected = level_worker.inputs() @ level_worker.weights().half().float().T
