@@ -19,6 +19,7 @@ from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.sampling import Regime, SlotSampling
 from kernels.sampling_ops import load_sampling_ops
+from kernels.triton.check import interpreter_problem
 from service_kit.cpu import choose_threads, cpu_name
 from service_kit.errors import ConfigurationError
 from service_kit.gpu import Gpu, choose_device, open_gpu
@@ -56,6 +57,8 @@ def load_drafter(settings: DrafterSettings) -> LoadedDrafter:
     weight_format: WeightFormat = (
         default_format(pair.config) if settings.weight_format == "auto" else settings.weight_format
     )
+    if settings.kernels == "triton" and (problem := interpreter_problem()):
+        raise ConfigurationError(f"DSPARK_DRAFTER_KERNELS=triton: {problem}; or set it to auto", field="kernels")
     try:
         kernels = fit_head_dim(settings.kernels, pair.config.head_dim)
     except ValueError as error:

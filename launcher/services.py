@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from drafter_service.settings import DrafterSettings
 from launcher.models import ModelPair
 from launcher.settings import LauncherSettings
 from scheduler_service.settings import SchedulerSettings
+from service_kit.errors import ConfigurationError
 from service_kit.settings import CommonSettings, load_settings
+from verifier_service.settings import VerifierSettings
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class ServicePlan(NamedTuple):
 def plan_services(
     options: ServeOptions, pair: ModelPair, common: CommonSettings, settings: LauncherSettings, run_dir: Path
 ) -> list[ServicePlan]:
-    """Services in the order they start. Without speculation there is no drafter; in one process, just "server"."""
+    """Services in the order they start. Without speculation there is no drafter; in one process, just "server".
+
+    Raises ConfigurationError for a bad setting, or settings that do not go together.
+    """
     verify_mode = (options.verify_mode or load_settings(SchedulerSettings).verify_mode) if pair.drafter else "off"
     shared = {
         "DSPARK_RUN_DIR": str(run_dir),
@@ -90,6 +97,8 @@ def plan_services(
     drafter = {"DSPARK_DRAFTER_MODEL": str(pair.drafter), "DSPARK_DRAFTER_TARGET": str(pair.target)}
     tensor = executor_environment(common)
     has_drafter = verify_mode != "off"
+    if has_drafter:
+        check_devices(dict(options.changes))
     if options.in_process:
         everything = {**shared, **tensor, **verifier, **(drafter if has_drafter else {}), **scheduler, **gateway}
         return [ServicePlan("server", "launcher.one_process", "", everything)]
@@ -102,6 +111,23 @@ def plan_services(
         environment = {**shared, **tensor, **drafter}
         plans.insert(1, ServicePlan("drafter", "drafter_service", "dspark.v1.DrafterService", environment))
     return plans
+
+
+def check_devices(changes: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if verifier and drafter are set to different devices, whose memory they cannot share.
+
+    `changes` are variables that win over the environment.
+    """
+    keys = ("DSPARK_VERIFIER_DEVICE", "DSPARK_DRAFTER_DEVICE")
+    given = [{"device": changes[key]} if key in changes else {} for key in keys]
+    verifier = load_settings(VerifierSettings, model="", **given[0]).device
+    drafter = load_settings(DrafterSettings, model="", target="", **given[1]).device
+    if verifier != drafter:
+        raise ConfigurationError(
+            f"{keys[0]} is {verifier} and {keys[1]} is {drafter}: set both alike (cpu, cuda or auto), as they share "
+            "features and draft distributions",
+            field=keys[1],
+        )
 
 
 def kernel_cache(common: CommonSettings) -> Path:

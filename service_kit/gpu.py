@@ -56,16 +56,14 @@ def probe_gpu() -> GpuFacts | str:
         return "torch finds no CUDA device: is a driver installed, and is a device visible to this process?"
     from kernels.triton.check import triton_problem
 
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    major, minor = torch.cuda.get_device_capability()
-    return GpuFacts(
-        torch.cuda.get_device_name(),
-        (major, minor),
-        torch.cuda.is_bf16_supported(including_emulation=False),
-        free_bytes,
-        total_bytes,
-        triton_problem() if (major, minor) >= MIN_CAPABILITY else "",
-    )
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        capability = torch.cuda.get_device_capability()
+        name, has_bfloat16 = torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False)
+    except RuntimeError as error:  # taken by others whole, in a mode of one process, broken ...
+        return f"the CUDA device cannot be used: {' '.join(str(error).split())[:300]}"
+    problem = triton_problem() if capability >= MIN_CAPABILITY else ""
+    return GpuFacts(name, capability, has_bfloat16, free_bytes, total_bytes, problem)
 
 
 def gpu_problem(facts: GpuFacts | str, weight_bytes: int = 0) -> str:

@@ -15,6 +15,7 @@ from kernels.linear.dense import Placement
 from kernels.registry import fit_head_dim, load_ops, use_threads
 from kernels.rejection_sample import RowOutcome
 from kernels.sampling_ops import load_sampling_ops
+from kernels.triton.check import interpreter_problem
 from service_kit.checkpoint import Checkpoint
 from service_kit.cpu import choose_threads, cpu_name
 from service_kit.errors import ConfigurationError
@@ -79,6 +80,8 @@ def load_target(settings: VerifierSettings, cache_dir: Path | None = None) -> Lo
     facts = choose_device(settings.device, "DSPARK_VERIFIER_DEVICE", lambda: 2 * checkpoint.num_values)
     if facts is not None:
         return load_on_device(settings, checkpoint, config, open_gpu(facts))
+    if settings.kernels == "triton" and (problem := interpreter_problem()):
+        raise ConfigurationError(f"DSPARK_VERIFIER_KERNELS=triton: {problem}; or set it to auto", field="kernels")
     try:
         kernels = fit_head_dim(settings.kernels, config.head_dim)
     except ValueError as error:

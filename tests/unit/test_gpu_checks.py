@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from drafter_service.loading import load_drafter
+from drafter_service.settings import DrafterSettings
+from kernels.triton.check import triton_problem
 from service_kit.errors import ConfigurationError
 from service_kit.gpu import GpuFacts, choose_device, gpu_problem, probe_gpu
+from verifier_service.loading import load_target
+from verifier_service.settings import VerifierSettings
 
 GOOD = GpuFacts("NVIDIA H100", (9, 0), True, 70 * 2**30, 80 * 2**30)
 GIB = 2**30
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.mark.parametrize(
@@ -52,3 +62,84 @@ def test_a_torch_without_cuda_says_what_to_install() -> None:
     facts = probe_gpu()
     assert isinstance(facts, str)
     assert "has no CUDA: install a CUDA build" in facts
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes torch believe in a GPU; changes are functions of torch.cuda."""
+
+    def install(triton: str = "", **changes: Callable[..., Any]) -> None:
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        functions = {
+            "is_available": lambda: True,
+            "mem_get_info": lambda: (70 * GIB, 80 * GIB),
+            "get_device_capability": lambda: (9, 0),
+            "get_device_name": lambda: "NVIDIA H100",
+            "is_bf16_supported": lambda including_emulation: True,
+        }
+        for name, function in {**functions, **changes}.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr("kernels.triton.check.triton_problem", lambda: triton)
+
+    return install
+
+
+def broken() -> Any:
+    raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with ...")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_available": lambda: False}, "torch finds no CUDA device"),
+        ({"mem_get_info": broken}, "the CUDA device cannot be used: CUDA error: all CUDA-capable devices are busy"),
+        ({"get_device_capability": lambda: (7, 5)}, "compute capability 7.5, 8.0 is needed"),
+        ({"is_bf16_supported": lambda including_emulation: including_emulation}, "does not compute in bfloat16"),
+        ({"triton": "RuntimeError: no C compiler"}, "Triton does not work: RuntimeError: no C compiler"),
+        ({"mem_get_info": lambda: (GIB // 2, 80 * GIB)}, "0.5 GiB of NVIDIA H100 are free"),
+    ],
+)
+def test_both_executors_refuse_a_gpu_before_they_read_weights(
+    fake_cuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    fake_cuda(**changes)
+    for package in ("verifier_service", "drafter_service"):
+        monkeypatch.setattr(f"{package}.loading.load_weights", lambda *_: pytest.fail("weights are read"))
+    for name, load in (
+        ("VERIFIER", lambda: load_target(VerifierSettings(model=str(GOLDEN / "target"), device="cuda"))),
+        ("DRAFTER", lambda: load_drafter(draft_settings(device="cuda"))),
+    ):
+        with pytest.raises(ConfigurationError, match=f"DSPARK_{name}_DEVICE=cuda: .*{words}.*to cpu or auto"):
+            load()
+
+
+def draft_settings(**changes: Any) -> DrafterSettings:
+    return DrafterSettings(model=str(GOLDEN / "draft_vanilla"), target=str(GOLDEN / "target"), threads=1, **changes)
+
+
+def test_a_fit_gpu_is_described(fake_cuda: Callable[..., None]) -> None:
+    fake_cuda()
+    facts = probe_gpu()
+    assert facts == GOOD
+    assert str(facts) == "NVIDIA H100, sm_90"  # of measured costs' fingerprint: what is free now must not be in it
+
+
+def test_triton_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    if not torch.cuda.is_available():
+        assert "CUDA" in triton_problem()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton_problem() == "it only interprets kernels: unset TRITON_INTERPRET"
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "it is not installed" in triton_problem()
+
+
+def test_triton_kernels_on_a_cpu_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for words in ("set TRITON_INTERPRET=1; or set it to auto", "Triton is not installed .*; or set it to auto"):
+        with pytest.raises(ConfigurationError, match=f"DSPARK_VERIFIER_KERNELS=triton: .*{words}"):
+            load_target(VerifierSettings(model=str(GOLDEN / "target"), kernels="triton"))
+        with pytest.raises(ConfigurationError, match=f"DSPARK_DRAFTER_KERNELS=triton: .*{words}"):
+            load_drafter(draft_settings(kernels="triton"))
+        monkeypatch.setitem(sys.modules, "triton", None)

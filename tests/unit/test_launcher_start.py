@@ -17,7 +17,7 @@ from launcher.cli import app
 from launcher.models import ModelPair, choose_models
 from launcher.preflight import check_port, free_port_pair, instance_run_dir
 from launcher.serve import ready_line
-from launcher.services import ServeOptions, plan_services
+from launcher.services import ServeOptions, check_devices, plan_services
 from launcher.settings import LauncherSettings
 from service_kit.errors import ConfigurationError
 from service_kit.settings import CommonSettings
@@ -148,6 +148,25 @@ def test_without_speculation_there_is_no_drafter_process(tmp_path: Path, common:
         ServeOptions(verify_mode="off"), ModelPair(_TARGET, "tiny", _DRAFTER, ""), common, LauncherSettings(), tmp_path
     )
     assert "drafter" not in [plan.name for plan in off]
+
+
+def test_executors_on_different_devices_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, common: CommonSettings, tmp_path: Path
+) -> None:
+    check_devices({})
+    monkeypatch.setenv("DSPARK_VERIFIER_DEVICE", "cuda")
+    with pytest.raises(
+        ConfigurationError, match="DSPARK_VERIFIER_DEVICE is cuda and DSPARK_DRAFTER_DEVICE is cpu: set"
+    ):
+        check_devices({})
+    check_devices({"DSPARK_DRAFTER_DEVICE": "cuda"})
+    pair = ModelPair(_TARGET, "tiny", _DRAFTER, "")
+    plan_services(ServeOptions(verify_mode="off"), pair, common, LauncherSettings(), tmp_path)
+    with pytest.raises(ConfigurationError, match="set both alike"):
+        plan_services(ServeOptions(verify_mode="static"), pair, common, LauncherSettings(), tmp_path)
+    monkeypatch.setenv("DSPARK_DRAFTER_DEVICE", "tpu")
+    with pytest.raises(ConfigurationError, match="DSPARK_DRAFTER_DEVICE: "):
+        check_devices({})
 
 
 def test_run_directories_of_dead_servers_are_removed_and_live_ones_kept(tmp_path: Path) -> None:
