@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from service_kit.device_memory import CudaMemory, DeviceMemory
@@ -135,7 +136,13 @@ def open_gpu(facts: GpuFacts) -> Gpu:
     """The first CUDA device, which was found fit."""
     import torch
 
-    return Gpu(torch.device("cuda"), str(facts), CudaGraphRunner(), CudaMemory(), torch.cuda.mem_get_info)
+    return Gpu(torch.device("cuda"), str(facts), CudaGraphRunner(), _memory(), torch.cuda.mem_get_info)
+
+
+@cache
+def _memory() -> CudaMemory:
+    """The process's one: a process cannot open its own regions, so services within one must find them."""
+    return CudaMemory()
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch
 from drafter_service.loading import load_drafter
 from drafter_service.settings import DrafterSettings
 from kernels.triton.check import triton_problem
+from service_kit import gpu
 from service_kit.errors import ConfigurationError
 from service_kit.gpu import GpuFacts, choose_device, gpu_problem, probe_gpu
 from verifier_service.loading import load_target
@@ -55,6 +57,17 @@ def test_a_good_gpu_is_taken_and_the_cpu_asks_nothing() -> None:
 
     assert choose_device("cpu", "X", lambda: 0, probe) is None
     assert gpu_problem(GOOD, 16 * GIB) == ""
+
+
+def test_services_of_one_process_find_each_others_regions() -> None:
+    """CUDA refuses to open a region in the process that made it."""
+    names = ("CudaGraphRunner", "CudaMemory")
+    with mock.patch.multiple("service_kit.gpu", **dict.fromkeys(names, object)):
+        gpu._memory.cache_clear()
+        verifiers, drafters = gpu.open_gpu(GOOD), gpu.open_gpu(GOOD)
+        gpu._memory.cache_clear()
+    assert verifiers.memory is drafters.memory
+    assert verifiers.runner is not drafters.runner
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
