@@ -48,6 +48,11 @@ def geometries(max_tokens: int, max_rows: int) -> tuple[Geometry, ...]:
     return tuple(sorted(pairs))
 
 
+def widest(max_tokens: int, max_rows: int) -> tuple[Geometry, ...]:
+    """One shape for each tier of tokens, with all the rows that it can have: few graphs, for steps that are rare."""
+    return tuple(Geometry(tokens, min(max_rows, tokens)) for tokens in tiers(max_tokens))
+
+
 class GraphRunner(Protocol):
     """What makes a step replayable."""
 

@@ -53,6 +53,10 @@ class Staging:
         """Starts the copy from host to device."""
         self._on_device.copy_(self._on_host, non_blocking=True)
 
+    def upload_first(self, name: str, count: int) -> None:
+        """Starts the copy of the first `count` entries of one array alone."""
+        self.device[name][:count].copy_(torch.from_numpy(self.host[name][:count]), non_blocking=True)
+
     def download(self) -> None:
         """Starts the copy from device to host; `GraphRunner.synchronize` before `host` is read."""
         self._on_host.copy_(self._on_device, non_blocking=True)

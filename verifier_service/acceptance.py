@@ -8,7 +8,6 @@ own logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +20,7 @@ from kernels.token_masks.cpu import mask_logits
 from kernels.token_scores.cpu import token_score
 from service_kit.errors import StaleArenaError
 from verifier_service.session import Session
-from verifier_service.steps import Acceptance, Emission, EmittedRows, FailedRow, Ints, StepBatch
-
-
-class _Window(NamedTuple):
-    """What one row verifies."""
-
-    slot: int
-    anchor: int
-    """Position of the anchor."""
-    token_ids: Ints
-    """The anchor, then the drafts."""
-    round: int
-
-    @property
-    def draft_ids(self) -> Ints:
-        return self.token_ids[1:]
+from verifier_service.steps import Acceptance, Emission, EmittedRows, FailedRow, StepBatch, Window, window_of
 
 
 def accept(
@@ -63,7 +47,7 @@ def accept(
     ends = np.cumsum(batch.row_num_tokens)
     masked = batch.row_masked if len(batch.row_masked) else np.zeros(num_rows, np.bool_)
     for row, offset in zip(emitted.rows.tolist(), emitted.offsets.tolist(), strict=True):
-        window = _window(batch, row, int(ends[row]))
+        window = window_of(batch, row, int(ends[row]))
         own = slice(offset, offset + len(window.token_ids))
         options = session.slots.target[window.slot]
         num_logprobs = options.num_logprobs if options else None
@@ -104,15 +88,7 @@ def accept(
     return result
 
 
-def _window(batch: StepBatch, row: int, end: int) -> _Window:
-    """The window of a row whose tokens end before index `end` of the batch's."""
-    num_tokens = int(batch.row_num_drafts[row]) + 1
-    anchor = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_tokens
-    token_ids = batch.token_ids[end - num_tokens : end]
-    return _Window(int(batch.row_slots[row]), anchor, token_ids, int(batch.row_rounds[row]))
-
-
-def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float32], *, is_masked: bool) -> None:
+def _control(text: ControlledText, window: Window, logits: npt.NDArray[np.float32], *, is_masked: bool) -> None:
     """Changes the logits of a window, [num_drafts + 1, vocab], in place. Masked ones are left alone at positions where
     controls would leave nothing: a form that can only end does so, whatever min_tokens says.
 
@@ -131,7 +107,7 @@ def _control(text: ControlledText, window: _Window, logits: npt.NDArray[np.float
 
 def _sample(
     session: Session,
-    window: _Window,
+    window: Window,
     logits: npt.NDArray[np.float32],
     accept_row: Callable[..., RowOutcome],
     asked: Sequence[AskedToken],

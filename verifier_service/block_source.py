@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from service_kit.errors import StaleArenaError
 from service_kit.gpu import Gpu
@@ -59,6 +61,15 @@ class BlockSource:
     def are_there(self, windows: Ints) -> npt.NDArray[np.bool_]:
         """[N] whether the block of each slot, round and position of the first draft is there; `windows`: [N, 3]."""
         return _match(self._stamps, self._session, windows)
+
+    @property
+    def device_rows(self) -> Tensor | None:
+        """Blocks on a device, [2 * num_slots + 1, block size] float64: ids and survivals of each slot, and a spare row;
+        None without a drafter."""
+        if self._arena is None:
+            return None
+        rows: Tensor = self._arena.device_rows(torch.float64)
+        return rows
 
     def read(self, slots: Ints) -> npt.NDArray[np.float64]:
         """Blocks of slots on the host, [N, 2, block size]: target token ids, then survivals."""

@@ -93,15 +93,11 @@ class DraftSource:
         return probs
 
     def probs_of_window(self, slot: int, round_: int, first_position: int, count: int) -> npt.NDArray[np.float32]:
-        """Stored draft distributions of a slot's window, [count, draft_vocab], fetched if they are on a device.
+        """On a CPU: stored draft distributions of a slot's window, [count, draft_vocab].
 
         Raises StaleArenaError if they are not those of this round and position.
         """
-        arena = self.require(slot, round_, first_position)
-        on_device = self.device_probs if arena.spec.is_on_device else None
-        probs: npt.NDArray[np.float32] = (
-            arena.rows[slot, :count] if on_device is None else on_device[slot, :count].cpu().numpy()
-        )
+        probs: npt.NDArray[np.float32] = self.require(slot, round_, first_position).rows[slot, :count]
         return probs
 
     def require(self, slot: int, round_: int, first_position: int) -> Arena:

@@ -72,7 +72,7 @@ class VerifierEngine:
     @property
     def sets_verify_lens(self) -> bool:
         """Whether steps can settle verify lengths by the drafter's blocks."""
-        return KEEPS_STORE_ORDER and self.target.gpu is None
+        return KEEPS_STORE_ORDER
 
     def metrics(self) -> Iterable[Metric]:
         """What steps did so far, and the memory of the session."""
@@ -125,7 +125,6 @@ class VerifierEngine:
         session = self._session
         if session is None or batch.session != session.session or batch.epoch != self.epoch:
             raise SessionMismatchError("the step is for another session or epoch: attach first", field="session")
-        # Replies belong to their session: a late step of an older one cannot disturb the new one's ids.
         check_blocks(batch, session.sizes)
         windows = block_windows(batch)
 
@@ -133,6 +132,7 @@ class VerifierEngine:
             if len(windows):
                 session.blocks.wait(windows, lambda: session is not self._session)
 
+        # Replies belong to their session: a late step of an older one cannot disturb the new one's ids.
         return session.replies.call(batch.step_id, lambda: self._step(session, batch), wait)
 
     @torch.inference_mode()
@@ -142,7 +142,7 @@ class VerifierEngine:
         started = time.perf_counter_ns()
         session.update_slots(batch.slots)
         missing = missing_blocks(session, batch)
-        if self._captured is None:
+        if self._captured is None or session.blocks.device_rows is None:
             batch = settle(session, batch, missing, self.target.verify_lens)
         sizes, model = session.sizes, self.target.model
         max_row_tokens = sizes.feature_ring_rows or sizes.max_batch_tokens
@@ -153,7 +153,7 @@ class VerifierEngine:
         if self._captured is not None:
             self._captured.require(session)
             replaying = time.perf_counter_ns()
-            accepted = self._captured.run(session, batch, rows, emitted, self.target.accept_row, failed)
+            accepted = self._captured.run(session, batch, rows, emitted, failed)
             clocks = [replaying, self._captured.replayed_ns, time.perf_counter_ns()]
             return self._answer(session, batch, accepted, _DEVICE_PHASES, clocks, started)
 

@@ -41,7 +41,8 @@ class StepCounts:
         """A step has ended."""
         self.num_steps += 1
         self.num_rows += len(batch.row_slots)
-        self.num_token_rows += len(batch.token_ids)
+        # Drafts of blocks are told by what came of them.
+        self.num_token_rows += len(batch.token_ids) + (sum(result.accepted.verify_lens) if batch.blocks else 0)
         self.num_failed_rows += len(result.accepted.failures)
         for phase in result.phases:
             self.phase_ns[phase.name] = self.phase_ns.get(phase.name, 0) + phase.end_ns - phase.start_ns

@@ -62,6 +62,23 @@ class Emission(NamedTuple):
     token_id: int
 
 
+class Window(NamedTuple):
+    """What one emitting row verifies."""
+
+    row: int
+    slot: int
+    anchor: int
+    """Position of the anchor."""
+    token_ids: Ints
+    """The anchor, then the drafts."""
+    round: int
+
+    @property
+    def draft_ids(self) -> Ints:
+        """The drafts."""
+        return self.token_ids[1:]
+
+
 class FailedRow(NamedTuple):
     """A row that could not be served."""
 
@@ -193,3 +210,11 @@ def emitted_rows(batch: StepBatch) -> EmittedRows:
     offsets = np.cumsum(counts) - counts
     shift = np.cumsum(batch.row_num_tokens)[rows] - counts - offsets
     return EmittedRows(rows, offsets, np.arange(counts.sum()) + np.repeat(shift, counts))
+
+
+def window_of(batch: StepBatch, row: int, end: int) -> Window:
+    """The window of a row whose tokens end before index `end` of the batch's."""
+    num_tokens = int(batch.row_num_drafts[row]) + 1
+    anchor = int(batch.row_starts[row] + batch.row_num_tokens[row]) - num_tokens
+    token_ids = batch.token_ids[end - num_tokens : end]
+    return Window(row, int(batch.row_slots[row]), anchor, token_ids, int(batch.row_rounds[row]))
