@@ -26,8 +26,10 @@ from scheduler_service.cost_model_start import CostSource
 from scheduler_service.prefill_limit import PrefillCosts
 from scheduler_service.request import GenerateSpec, SamplingOptions
 from service_kit.gpu import GpuFacts, choose_device
+from verifier_service.device_blocks import DeviceBlocks
 
-MODES = ("off", "static", "compact")
+MODES = ("off", "static", "compact", "lens")
+"""lens: compact by the lagged rule, its lengths chosen by the verifier."""
 _COSTS = StoredCosts(
     CostModel(4e6, 2e5, 40.0, np.arange(65) * 3e5, {7: np.arange(9) * 1e6}), PrefillCosts(1e6, {1: 1e6}, 0.0)
 )
@@ -42,6 +44,9 @@ _REQUESTS = (
 )
 NUM_INVARIANT = 3
 """Requests whose text no mode changes."""
+_LENS = {"lossless_rule": "lagged", "verify_lens_on_device": True, "audit_share": 0.0}
+_ALONE = ((0, 1, 3), (2,))
+"""Requests at once where lengths are chosen by the verifier: not beside one with controls."""
 
 
 def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[str, list[list[int]]]:
@@ -60,23 +65,27 @@ def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[
     patches += on_fake_gpu if kind == "device" else []
     for patch in patches:
         patch.start()
+    settled = mock.patch.object(DeviceBlocks, "start", autospec=True, side_effect=DeviceBlocks.start).start()
     executors = Executors(**settings)
     found = {}
     try:
         for mode in modes:
-            with executors.scheduler(mode, max_num_seqs=4, max_model_len=48, max_batch_tokens=16) as scheduler:
+            name, more = ("compact", _LENS) if mode == "lens" else (mode, {})
+            with executors.scheduler(name, max_num_seqs=4, max_model_len=48, max_batch_tokens=16, **more) as scheduler:
                 streams = [Stream() for _ in _REQUESTS]
-                for index, (options, stream) in enumerate(zip(_REQUESTS, streams, strict=True)):
-                    prompt = [(7 * index + 11 * place) % 512 for place in range(3 + 2 * index)]
-                    scheduler.submit(GenerateSpec(f"r{index}", prompt, options, num_tokens), stream)
-                assert all(stream.ended.wait(600) for stream in streams)
+                for together in _ALONE if mode == "lens" else [range(len(_REQUESTS))]:
+                    for index in together:
+                        prompt = [(7 * index + 11 * place) % 512 for place in range(3 + 2 * index)]
+                        spec = GenerateSpec(f"r{index}", prompt, _REQUESTS[index], num_tokens)
+                        scheduler.submit(spec, streams[index])
+                    assert all(streams[index].ended.wait(600) for index in together)
                 assert [stream.wait().error for stream in streams] == [""] * len(streams)
                 found[mode] = [stream.text() for stream in streams]
     finally:
         executors.close()
-        for patch in patches:
-            patch.stop()
+        mock.patch.stopall()
     if kind == "device":
+        assert settled.call_count > 0 or "lens" not in modes
         assert gpu.runner.num_replayed > 0
         assert gpu.memory.num_open == 0
     return found
