@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from bench.peaks import Peaks, measure_peaks
 from drafter_service.loading import load_drafter
@@ -102,6 +103,7 @@ def target_step(model: TargetModel, phase: Phase, context: int) -> Callable[[], 
     """A forward of the phase with its logits, over pages of its own."""
     pages = -(-context // PAGE_SIZE)
     space = model.workspace(phase.num_slots * pages, context, phase.num_slots * phase.num_rows)
+    _write(*space.keys, *space.values)
     page_table = torch.randperm(phase.num_slots * pages).int().view(phase.num_slots, pages)
     index = torch.arange(phase.num_slots * phase.num_rows)
     positions = context - phase.num_rows + index % phase.num_rows
@@ -133,9 +135,10 @@ def draft_cost(model: DrafterModel, num_blocks: int, context: int, is_levels: bo
 
 
 def draft_step(model: DrafterModel, num_blocks: int, context: int) -> Callable[[], object]:
-    """A block pass over contexts of zeros."""
+    """A block pass over contexts of noise."""
     pages = -(-(context + model.config.block_size) // PAGE_SIZE)
     cache = model.make_cache(num_blocks * pages, context + model.config.block_size)
+    _write(cache.keys, cache.values)
     page_table = torch.randperm(num_blocks * pages).int().view(num_blocks, pages)
     anchors, slots = torch.full((num_blocks,), 100), torch.arange(num_blocks, dtype=torch.int32)
     positions = torch.full((num_blocks,), context, dtype=torch.int32)
@@ -145,6 +148,12 @@ def draft_step(model: DrafterModel, num_blocks: int, context: int) -> Callable[[
             return model.forward_block(anchors, positions, slots, model.config.block_size, page_table, cache)
 
     return run
+
+
+def _write(*pages: Tensor) -> None:
+    """Gives K/V pages memory of their own: as long as nothing was written, all of them are one page of zeros."""
+    for tensor in pages:
+        tensor.normal_()
 
 
 def best_ms(steps: Sequence[Callable[[], object]], repeats: int) -> list[float]:
