@@ -16,7 +16,11 @@ from launcher.settings import LauncherSettings
 from launcher.stack import running_server
 from launcher.supervisor import stop_on_signals
 from scheduler_service.cost_progress import progress_in
+from service_kit.logs import warnings_in
 from service_kit.settings import CommonSettings
+
+_WARNING_LINES = 200
+"""Lines of a service's log that are searched for warnings once it is ready."""
 
 
 class _StartDisplay:
@@ -27,19 +31,22 @@ class _StartDisplay:
         self._note = " (the first start compiles kernels: a minute or two)" if is_first else ""
         self._console, self._status = console, Status(self, console=console)  # drawn anew several times a second
         self._started, self._pending, self._logs = time.monotonic(), list[str](), list[Path]()
+        self._log_dir = Path()
 
     def on_start(self, log_dir: Path, names: list[str]) -> None:
         """Shows where the logs are."""
-        self._pending = list(names)
+        self._pending, self._log_dir = list(names), log_dir
         self._logs = [log_dir / f"{name}.log" for name in names if name in ("scheduler", "server")]
         self._console.print(f"logs: {log_dir}{self._note}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._status.start()
 
     def on_ready(self, name: str) -> None:
-        """Shows a service's start time."""
+        """Shows a service's start time, and what it warned of."""
         self._pending.remove(name)
         self._console.print(f"{name} ready after {self.elapsed_s:.1f} s", style="dim")
+        for words in warnings_in(last_lines(self._log_dir / f"{name}.log", _WARNING_LINES)):
+            self._console.print(f"{name}: {words}", style="yellow", soft_wrap=True, markup=False)
 
     def __rich__(self) -> Text:
         """The spinner's words."""

@@ -6,13 +6,17 @@ answers are no fields of any line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+_TEXT_WARNING = re.compile(r"\d\S* \S+ \S+ WARNING (.*)")
 
 
 def log_event(logger: logging.Logger, message: str, **fields: Any) -> None:
@@ -65,3 +69,17 @@ class JsonFormatter(logging.Formatter):
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
+
+
+def warnings_in(lines: Iterable[str]) -> list[str]:
+    """Messages of the warnings among lines of a log of either format."""
+    found: list[str] = []
+    for line in lines:
+        if match := _TEXT_WARNING.fullmatch(line):
+            found.append(match[1])
+        elif line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("level") == "warning":
+                    found.append(str(entry.get("message")))
+    return found

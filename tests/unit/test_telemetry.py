@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from service_kit.logs import JsonFormatter, TextFormatter, log_event
+from service_kit.logs import JsonFormatter, TextFormatter, log_event, warnings_in
 
 _TRACED = """
 from opentelemetry import metrics
@@ -51,6 +51,16 @@ def test_a_json_line_has_the_message_and_the_fields() -> None:
 def test_a_text_line_has_the_same_fields_and_stays_one_line() -> None:
     line = _line(TextFormatter("gateway"), request_id="a\nb", tokens=3, error=None)
     assert line.endswith(" gateway INFO request ended request_id='a\\nb' tokens=3")
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter("x"), TextFormatter("x")])
+def test_warnings_are_found_in_a_log(formatter: logging.Formatter) -> None:
+    levels = {"a WARNING told": logging.INFO, "serving on the CPU": logging.WARNING, "broken": logging.ERROR}
+    lines = [
+        formatter.format(logging.LogRecord("x", level, "x.py", 1, "%s", (message,), None))
+        for message, level in levels.items()
+    ]
+    assert warnings_in(["{", *lines, "Traceback", ""]) == ["serving on the CPU"]
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter("x"), TextFormatter("x")])
