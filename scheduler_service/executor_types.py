@@ -139,8 +139,7 @@ class BlockRow(NamedTuple):
     """What a token of its counts for."""
 
 
-@dataclass(frozen=True)
-class StepCall:
+class StepCall(NamedTuple):
     """Rows of a `Step`; parallel lists over the rows."""
 
     step_id: int
@@ -153,12 +152,12 @@ class StepCall:
     row_rounds: list[int]
     token_ids: list[int]
     """Tokens of all rows, concatenated."""
-    row_chained: list[bool] = field(default_factory=list)
+    row_chained: Sequence[bool] = ()
     """Empty: no such row."""
     prob_asks: TargetProbAsks = NO_ASKS
-    row_masked: list[bool] = field(default_factory=list)
+    row_masked: Sequence[bool] = ()
     """Whether the row's tokens are chosen under masks. Empty: no such row."""
-    blocks: list[BlockRow] = field(default_factory=list)
+    blocks: Sequence[BlockRow] = ()
     """In the order in which ties are broken. Empty: all drafts are in `token_ids`."""
     verify_budget: int = 0
     """Drafts of `blocks` that are verified."""
@@ -192,8 +191,7 @@ class StepResult(NamedTuple):
     target_probs: TargetProbs
 
 
-@dataclass(frozen=True)
-class DraftCall:
+class DraftCall(NamedTuple):
     """Ingests and draft rows of a `Draft`; parallel lists."""
 
     step_id: int
