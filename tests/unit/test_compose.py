@@ -223,6 +223,8 @@ def test_both_executors_get_the_same_gpu() -> None:
         assert devices == (
             [{"driver": "nvidia", "device_ids": ["3"], "capabilities": ["gpu"]}] if is_executor else None
         )
+        device = service.get("environment", {}).get(f"DSPARK_{name.upper()}_DEVICE")
+        assert device == ("cuda" if is_executor else None)
         if "build" in service:
             assert service["build"]["target"] == ("cuda" if is_executor else "cpu")
             assert service["build"]["dockerfile"] == "docker/Dockerfile"

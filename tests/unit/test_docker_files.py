@@ -53,9 +53,19 @@ def test_images_are_small_unprivileged_and_pinned() -> None:
     assert set(stages) <= {"scratch", "python:${PYTHON}", "packages", "runtime"}
     assert _stage("runtime")[-1] == "USER 10001:10001"
     for target in ("cpu", "cuda"):
-        first, *rest = _stage(target)
+        first, *own, venv, app = _stage(target)
         assert first == f"FROM runtime AS {target}"
-        assert rest == [f"COPY --from=packages-{target} {path} {path}" for path in ("/opt/venv", "/app")]
+        assert [venv, app] == [f"COPY --from=packages-{target} {path} {path}" for path in ("/opt/venv", "/app")]
+        if target == "cuda":  # a C compiler for Triton, nothing else
+            environment, root, compiler, user = own
+            assert (environment, root, user) == (
+                "ENV TRITON_CACHE_DIR=/var/cache/dspark/triton",
+                "USER 0:0",
+                "USER 10001:10001",
+            )
+            assert "install --yes --no-install-recommends gcc libc6-dev &&" in compiler
+        else:
+            assert own == []
     assert _instructions()[-1].startswith("COPY --from=packages-cpu")  # what is built where no target is named
 
 
