@@ -15,7 +15,7 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.jit import JITFunction
 
-from kernels.aot_cases import CASES, MODELS
+from kernels.aot_cases import CASES, models_of
+from kernels.aot_index import narrow_factors
 
 TARGETS = (80, 90)
 """Compute capabilities, times ten: A100 and H100 / H200."""
@@ -50,6 +51,8 @@ class Usage(NamedTuple):
     """Of a thread: registers that were moved to memory, and arrays that never were in registers."""
     shared_bytes: int
     """Of a block."""
+    narrow_factors: frozenset[str]
+    """See `kernels.aot_index`."""
 
 
 class _NoDevice(DriverBase):  # type: ignore[misc]
@@ -109,15 +112,18 @@ def _probe() -> None:
 
 
 def usages(
-    operations: Sequence[str] = tuple(CASES), models: Sequence[str] = tuple(MODELS), targets: Sequence[int] = TARGETS
+    operations: Sequence[str] = tuple(CASES), models: Collection[str] = (), targets: Sequence[int] = TARGETS
 ) -> Iterator[Usage]:
-    """Compiles the kernels that `operations` launch at the shapes of `models`; each different one is told once."""
+    """Compiles the kernels that `operations` launch, at the shapes of `models` or at all that concern them; each
+    different one is told once."""
     seen = set()
     for target in targets:
         for operation in operations:
-            for model in models:
+            for model, shapes in models_of(operation).items():
+                if models and model not in models:
+                    continue
                 with compiling_for(target) as compiled:
-                    CASES[operation](MODELS[model])
+                    CASES[operation](shapes)
                 if not compiled:
                     raise RuntimeError(f"{operation} launches no kernel")
                 for name, kernel in compiled:
@@ -130,7 +136,16 @@ def _usage(operation: str, model: str, name: str, target: int, kernel: Any) -> U
     registers, stack = resource_usage(kernel.asm["cubin"])
     metadata = kernel.metadata
     return Usage(
-        operation, model, name, target, metadata.num_warps, metadata.num_stages, registers, stack, metadata.shared
+        operation,
+        model,
+        name,
+        target,
+        metadata.num_warps,
+        metadata.num_stages,
+        registers,
+        stack,
+        metadata.shared,
+        narrow_factors(kernel.asm["ttir"]),
     )
 
 
@@ -168,6 +183,24 @@ def as_markdown(rows: Sequence[Usage]) -> str:
     return "\n".join(lines)
 
 
+def heads_markdown(rows: Sequence[Usage]) -> str:
+    """The same of the kernels of attention that depend on the heads most, one line a kernel and shape."""
+    own = [row for row in rows if row.kernel in ("attend_kernel", "block_attend_kernel")]
+    shapes: dict[tuple[str, str], list[Usage]] = {}
+    for row in own:
+        shapes.setdefault((row.model, row.kernel), []).append(row)
+    targets = sorted({row.target for row in own})
+    head = "".join(f" sm_{target}: registers | spilled bytes |" for target in targets)
+    lines = [f"| shape | kernel |{head}", "|---|---|" + "---:|" * 2 * len(targets)]
+    for (model, kernel), same in shapes.items():
+        line = f"| {model} | {kernel} |"
+        for target in targets:
+            there = [row for row in same if row.target == target]
+            line += f" {max(row.registers for row in there)} | {max(row.spilled_bytes for row in there)} |"
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compiles and prints."""
     parser = argparse.ArgumentParser(prog="python -m kernels.aot")
@@ -175,7 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(CASES), help="operations")
     options = parser.parse_args(arguments)
     targets = [int(target) for target in options.targets.split(",")]
-    print(as_markdown(list(usages(options.only.split(","), targets=targets))))
+    rows = list(usages(options.only.split(","), targets=targets))
+    print(as_markdown(rows))
+    print()
+    print(heads_markdown(rows))
 
 
 if __name__ == "__main__":

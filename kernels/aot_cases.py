@@ -30,6 +30,8 @@ class Model(NamedTuple):
     feature_layers: int
     markov_rank: int
     block_size: int
+    dtype: torch.dtype = torch.bfloat16
+    has_qk_norm: bool = True
 
     @property
     def q_size(self) -> int:
@@ -46,6 +48,23 @@ MODELS = {
     "Qwen3-4B": Model(2560, 9728, 32, 8, 128, 151936, 36, 5, 5, 256, 7),
     "Qwen3-8B": Model(4096, 12288, 32, 8, 128, 151936, 36, 5, 5, 256, 7),
 }
+HEADS = {
+    "Llama-3-8B": Model(4096, 14336, 32, 8, 128, 128256, 32, 5, 5, 256, 7, has_qk_norm=False),
+    "Qwen2.5-7B": Model(3584, 18944, 28, 4, 128, 152064, 28, 5, 5, 256, 7, has_qk_norm=False),
+    "SmolLM2-135M": Model(576, 1536, 9, 3, 64, 49152, 30, 2, 4, 128, 7, has_qk_norm=False),
+    "Qwen3-8B, blocks of 16": Model(4096, 12288, 32, 8, 128, 151936, 36, 5, 5, 256, 16),
+    "Qwen3-8B, float32": Model(4096, 12288, 32, 8, 128, 151936, 36, 5, 5, 256, 7, torch.float32),
+    "Qwen2.5-7B, float32": Model(3584, 18944, 28, 4, 128, 152064, 28, 5, 5, 256, 7, torch.float32, False),
+    "SmolLM2-135M, float32": Model(576, 1536, 9, 3, 64, 49152, 30, 2, 4, 128, 7, torch.float32, False),
+}
+"""More shapes of attention, whose kernels depend on the heads."""
+ATTENTION = "paged_attention", "block_attention"
+"""Operations that are compiled for HEADS as well."""
+
+
+def models_of(operation: str) -> dict[str, Model]:
+    """Shapes that an operation is compiled for."""
+    return {**MODELS, **HEADS} if operation in ATTENTION else MODELS
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -79,26 +98,36 @@ def _pages(model: Model) -> tuple[Tensor, ...]:
     """cos, sin, keys and values."""
     pages = _PAGES, model.num_kv_heads
     rotary = floats(_MAX_PAGES * _PAGE_SIZE, model.head_dim // 2)
-    keys, values = empty(*pages, model.head_dim, _PAGE_SIZE), empty(*pages, _PAGE_SIZE, model.head_dim)
-    return rotary, rotary, keys, values
+    keys = empty(*pages, model.head_dim, _PAGE_SIZE, dtype=model.dtype)
+    return rotary, rotary, keys, empty(*pages, _PAGE_SIZE, model.head_dim, dtype=model.dtype)
+
+
+def _norm(model: Model) -> Tensor | None:
+    """Weights of q and k norms."""
+    return empty(model.head_dim, dtype=model.dtype) if model.has_qk_norm else None
+
+
+def _qkv_and_out(model: Model, rows: int) -> tuple[Tensor, Tensor]:
+    width = model.q_size + 2 * model.kv_size
+    return empty(rows, width, dtype=model.dtype), empty(rows, model.q_size, dtype=model.dtype)
 
 
 def _paged_attention(model: Model) -> None:
     ops = import_module("kernels.paged_attention.triton")
-    norm, place = empty(model.head_dim), (ints(_ROWS), ints(_ROWS), ints(_SLOTS, _MAX_PAGES))
+    norm, place = _norm(model), (ints(_ROWS), ints(_ROWS), ints(_SLOTS, _MAX_PAGES))
     for rows in (_ROWS, 4 * _ROWS):  # programs share the contexts of few rows
-        qkv, out = empty(rows, model.q_size + 2 * model.kv_size), empty(rows, model.q_size)
+        qkv, out = _qkv_and_out(model, rows)
         table = ints(_SLOTS, _MAX_PAGES)
         ops.paged_attention(qkv, ints(rows), ints(rows), table, *_pages(model), norm, norm, 1e-6, 0, out)
-    ops.write_context(empty(_ROWS, 2 * model.kv_size), *place, *_pages(model), norm, 1e-6)
+    ops.write_context(empty(_ROWS, 2 * model.kv_size, dtype=model.dtype), *place, *_pages(model), norm, 1e-6)
 
 
 def _block_attention(model: Model) -> None:
     ops = import_module("kernels.block_attention.triton")
-    norm, table = empty(model.head_dim), ints(_SLOTS, _MAX_PAGES)
+    norm, table = _norm(model), ints(_SLOTS, _MAX_PAGES)
     for blocks in (1, _SLOTS):  # programs share the contexts of few rows
         rows, place = blocks * model.block_size, (ints(blocks), ints(blocks), model.block_size, table)
-        qkv, out = empty(rows, model.q_size + 2 * model.kv_size), empty(rows, model.q_size)
+        qkv, out = _qkv_and_out(model, rows)
         ops.block_attention(qkv, *place, *_pages(model), norm, norm, 1e-6, 0, out)
 
 

@@ -30,6 +30,12 @@ class Device(NamedTuple):
 
 
 DEVICES = (Device("H100 SXM", 3.35e12, 989e12), Device("H200", 4.8e12, 989e12))
+_MORE_DEVICES = (Device("A100", 2.039e12, 312e12), Device("H100", 3.35e12, 989e12))
+
+
+def device_of(words: str) -> Device | None:
+    """The device whose name is in `words`; None if its figures are not known here."""
+    return next((device for device in (*DEVICES, *_MORE_DEVICES) if device.name in words), None)
 
 
 class Work(NamedTuple):
@@ -72,10 +78,11 @@ def _attention(name: str, model: Model, rows: int, slots: int, context: int, lay
     )
 
 
-def step(model: Model, tier: int, context: int) -> list[Work]:
-    """The verifier's step of `tier` rows."""
-    slots = tier // (model.block_size + 1)
-    drafts = slots * model.block_size
+def step(model: Model, tier: int, context: int, window: int = 0) -> list[Work]:
+    """The verifier's step of `tier` rows in windows of so many (1: plain decoding; 0: anchor and whole block)."""
+    window = window or model.block_size + 1
+    slots = max(1, tier // window)
+    drafts = slots * (window - 1)
     write = model.num_layers * _BF16 * tier * 4 * model.kv_size
     accept = _BF16 * tier * model.vocab + _FLOAT32 * drafts * model.vocab
     return [
@@ -90,7 +97,7 @@ def step(model: Model, tier: int, context: int) -> list[Work]:
 
 def draft(model: Model, tier: int, context: int) -> list[Work]:
     """The Draft call before a step of `tier` rows: ingest of that many rows, a block of each slot, the head."""
-    slots = tier // (model.block_size + 1)
+    slots = max(1, tier // (model.block_size + 1))
     rows, layers, rank = slots * model.block_size, model.draft_layers, model.markov_rank
     context_rows = _linear("", tier, model.hidden, 2 * model.kv_size, layers)
     fc = _linear("", tier, model.feature_layers * model.hidden, model.hidden)

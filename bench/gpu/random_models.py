@@ -51,7 +51,6 @@ class RandomPair:
     head_tensors: HeadTensors
     confidence: ConfidenceTensors
     dtype: torch.dtype
-    repeats: int
 
     @property
     def tolerance(self) -> float:
@@ -74,7 +73,8 @@ class RandomPair:
     def _space(self, rows: WindowRows, target: TargetModel) -> Any:
         pages, context = rows.page_table.numel(), rows.page_table.shape[1] * PAGE_SIZE
         space = target.workspace(pages, context, len(rows.rows.token_ids))
-        for index, tensor in enumerate((*space.keys, *space.values)):
+        between = space.residual, space.normed, space.qkv, space.delta, space.gate_up, space.activated, space.attended
+        for index, tensor in enumerate((*space.keys, *space.values, *between)):
             generator = torch.Generator(self.gpu.device).manual_seed(index)
             tensor.normal_(generator=generator)
         return space
@@ -86,12 +86,12 @@ class RandomPair:
 
     def attention(self, rows: WindowRows) -> Tensor:
         """Of the first layer, over rows that are the same whatever is beside them."""
-        space, config = self._space(rows, self.target), self.target.config
+        space = self._space(rows, self.target)
         generator = torch.Generator(self.gpu.device).manual_seed(7)
         count = len(rows.rows.token_ids)
-        space.qkv.copy_(torch.randn(4096, space.qkv.shape[1], generator=generator, device=self.gpu.device)[:count])
+        for row in space.qkv:  # one by one: random numbers of a row must not depend on how many there are
+            row.copy_(torch.randn(len(row), generator=generator, device=self.gpu.device))
         self._attend(rows, space, 0)
-        assert config.num_layers > 0
         result: Tensor = space.attended[:count].clone()
         return result
 
@@ -130,10 +130,27 @@ class RandomPair:
         yield "silu_mul", lambda: [ops.silu_mul(space.gate_up, space.activated) for _ in layers]
         yield "ragged verify attention", lambda: self._attend_all(rows, space)
         yield "lm_head", lambda: self.target.weights.lm_head(space.normed)
-        yield "acceptance", self._acceptance(tier, self.target.weights.lm_head(space.normed))
+        yield "acceptance", self.acceptance(tier, self.target.weights.lm_head(space.normed))
+        yield "draft block attention", self._block_attention(tier, context)
         yield "Markov head and sampling", self.head(tier)
 
-    def _acceptance(self, tier: int, logits: Tensor) -> Callable[[], None]:
+    def _block_attention(self, tier: int, context: int) -> Callable[[], object]:
+        windows = self.windows(tier, context)
+        slots, layers = len(windows.page_table), self.drafter.weights.layers
+        space, block = self._space(windows, self.drafter), self.model.block_size
+        anchors = torch.full((slots,), context - self._window, dtype=torch.int32, device=self.gpu.device)
+        place = anchors, torch.arange(slots, dtype=torch.int32, device=self.gpu.device), block, windows.page_table
+        qkv, out = (tensor[: slots * block] for tensor in (space.qkv, space.attended))
+        attend, eps = load_ops("triton").block_attention, self.target.config.rms_norm_eps
+        return lambda: [
+            attend(
+                qkv, *place, space.cos, space.sin, space.keys[index], space.values[index], layer.q_norm, layer.k_norm,
+                eps, 0, out,
+            )
+            for index, layer in enumerate(layers)
+        ]  # fmt: skip
+
+    def acceptance(self, tier: int, logits: Tensor) -> Callable[[], None]:
         device, slots, block = self.gpu.device, max(1, tier // self._window), self.model.block_size
         wide = torch.arange(slots, device=device)
         windows = Windows(
@@ -161,7 +178,7 @@ class RandomPair:
         rows = self.windows(tier, context)
         space = self._space(rows, self.target)
         logits = space.residual.new_empty(tier, self.model.vocab)
-        accept = self._acceptance(tier, logits)
+        accept = self.acceptance(tier, logits)
 
         def run() -> None:
             self.target.weights.lm_head(self.target.forward(rows.rows, rows.page_table, space), logits)
@@ -201,7 +218,7 @@ class RandomPair:
         )
 
 
-def make_pair(model: Model, gpu: Gpu, dtype: torch.dtype, repeats: int) -> RandomPair:
+def make_pair(model: Model, gpu: Gpu, dtype: torch.dtype) -> RandomPair:
     """Random weights on the device."""
     placement = Placement(gpu.device, dtype)
 
@@ -245,7 +262,6 @@ def make_pair(model: Model, gpu: Gpu, dtype: torch.dtype, repeats: int) -> Rando
         HeadTensors(MarkovKind.VANILLA, random(model.vocab, rank), random(model.vocab, rank)),
         ConfidenceTensors(random(1, model.hidden), random(rank), torch.zeros(1, device=gpu.device)),
         dtype,
-        repeats,
     )
 
 

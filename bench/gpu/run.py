@@ -1,149 +1,138 @@
-"""The first thing to run on a GPU: parity, kernel times against floors, whole steps by tier. One card, no network.
+"""Everything that only a GPU can show, in one run of less than eight minutes: one card, no network.
 
-    python -m bench.gpu.run [--model Qwen3-4B] [--context 1024] [--out FILE]
-    python -m bench.gpu.run --interpret          (no GPU: Triton's interpreter, tiny shapes, times that mean nothing)
+    python -m bench.gpu.run --out gpu.json [--models DIR] [--only kernels,steps] [--seconds 450]
+    TRITON_INTERPRET=1 python -m bench.gpu.run --rehearse --out /tmp/gpu.json
 
-Weights are random: times do not depend on them. A forward with Triton's kernels is first compared with one of the
-reference operations. A part that fails says so and the others run; the exit status is then 1.
+Right results come first (parity, batch invariance), then times beside their floors. Each part has a budget and ends
+when that is used up; one that the whole run has no time for any more is not started. A part that fails says so and the
+others run; the exit status is then 1. It is 2 where there is no GPU. Weights are random but for those in DIR. The
+rehearsal runs every part at tiny sizes in Triton's interpreter, to find the script's own mistakes: it prints no times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.gpu.floors import DEVICES, TIERS, draft, step
-from bench.gpu.random_models import RandomPair, make_pair
-from kernels.aot_cases import MODELS, Model
+from bench.gpu import parts_device, parts_serving, report
+from bench.gpu.part import TIMED, Bench, Part, Row, SkippedError
+from bench.gpu.scale import FULL, REHEARSAL
+from kernels.aot_cases import MODELS
 from service_kit.errors import ConfigurationError
-from service_kit.gpu import Gpu, choose_device, open_gpu
+from service_kit.gpu import choose_device, open_gpu
 
-_TINY = Model(64, 128, 4, 2, 16, 512, 2, 1, 2, 8, 7)
-_REPEATS = 20
-_BUDGET_S = 420.0
-
-Part = Callable[[RandomPair, Sequence[int], int], Iterator[dict[str, Any]]]
-
-
-def timed_us(gpu: Gpu, work: Callable[[], object], repeats: int) -> float:
-    """Median of `repeats` replays of `work`, each waited for, in microseconds."""
-    replay = gpu.runner.record(work)
-    times = []
-    for _ in range(repeats):
-        gpu.runner.synchronize()
-        started = time.perf_counter_ns()
-        replay()
-        gpu.runner.synchronize()
-        times.append((time.perf_counter_ns() - started) / 1e3)
-    return statistics.median(times)
+PARTS = (
+    Part("parity", parts_device.parity, 60),
+    Part("invariance", parts_device.invariance, 10),
+    Part("kernels", parts_device.kernels, 60),
+    Part("steps", parts_device.steps, 40),
+    Part("fused", parts_device.fused, 30),
+    Part("head share", parts_device.head_share, 20),
+    Part("throughput", parts_serving.throughput, 140),
+    Part("overlap", parts_serving.overlap, 40),
+    Part("smollm2", parts_serving.smollm2, 50),
+)
+"""Budgets are in seconds and include what compiles when a part first needs it; together they are the whole run's."""
+_SECONDS = 450.0
 
 
-def parity(pair: RandomPair, tiers: Sequence[int], context: int) -> Iterator[dict[str, Any]]:
-    """Forwards with Triton's kernels against the reference operations on the same device."""
-    for tier in tiers:
-        rows = pair.windows(tier, context)
-        own, reference = pair.logits(rows, "triton"), pair.logits(rows, "reference")
-        difference = float((own - reference).abs().max() / reference.abs().max())
-        yield {"tier": tier, "largest difference": difference, "ok": difference < pair.tolerance}
-
-
-def invariance(pair: RandomPair, tiers: Sequence[int], context: int) -> Iterator[dict[str, Any]]:
-    """Whether attention gives a row the same bits alone and in the largest tier."""
-    rows = pair.windows(max(tiers), context)
-    whole = pair.attention(rows)
-    first = pair.attention(rows.first(8))
-    yield {"tiers": f"8 in {max(tiers)}", "ok": torch.equal(whole[:8], first)}
-
-
-def kernels(pair: RandomPair, tiers: Sequence[int], context: int) -> Iterator[dict[str, Any]]:
-    """Kernels alone, all layers of a step, beside the time their bytes take."""
-    for tier in tiers:
-        floors = {work.kernel: work for work in (*step(pair.model, tier, context), *draft(pair.model, tier, context))}
-        for name, work in pair.kernels(tier, context):
-            measured = timed_us(pair.gpu, work, pair.repeats)
-            floor = {device.name: floors[name].floor_us(device) for device in DEVICES}
-            yield {"tier": tier, "kernel": name, "us": measured, "floor us": floor}
-
-
-def steps(pair: RandomPair, tiers: Sequence[int], context: int) -> Iterator[dict[str, Any]]:
-    """Whole verify steps and Draft calls from graphs, and the sequential head's share of both together."""
-    for tier in tiers:
-        verify = timed_us(pair.gpu, pair.verify_step(tier, context), pair.repeats)
-        backbone = timed_us(pair.gpu, pair.backbone(tier, context), pair.repeats)
-        head = timed_us(pair.gpu, pair.head(tier), pair.repeats)
-        share = head / (verify + backbone + head)
-        slots = max(1, tier // (pair.model.block_size + 1))
-        yield {
-            "tier": tier,
-            "slots": slots,
-            "verify us": verify,
-            "backbone us": backbone,
-            "head us": head,
-            "share": share,
-        }
-
-
-PARTS: dict[str, Part] = {"parity": parity, "invariance": invariance, "kernels": kernels, "steps": steps}
-
-
-def run(pair: RandomPair, tiers: Sequence[int], context: int, deadline: float) -> dict[str, Any]:
-    """Results by part; a part's error is its result, and parts that the time does not suffice for say so."""
-    results: dict[str, Any] = {}
-    for name, part in PARTS.items():
-        rows: list[dict[str, Any]] = []
-        results[name] = {"rows": rows, "error": ""}
-        try:
-            for row in part(pair, tiers, context):
-                rows.append(row)
-                print(f"{name}: {json.dumps(row)}", flush=True)
-                if time.monotonic() > deadline:
-                    results[name]["error"] = "out of time"
-                    break
-        except Exception:
-            results[name]["error"] = traceback.format_exc()
-            print(f"{name}: {results[name]['error']}", flush=True)
+def measure(bench: Bench, parts: Sequence[Part], seconds: float, *, shows_times: bool) -> dict[str, dict[str, Any]]:
+    """Results by part: rows, seconds, and in words why it failed ("error"), did not run or was cut short ("note")."""
+    deadline = time.monotonic() + seconds
+    results: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        started = time.monotonic()
+        rows: list[Row] = []
+        result = results[part.name] = {"rows": rows, "note": "", "error": "", "seconds": 0.0}
+        print(f"\n## {part.name}", flush=True)
+        if started + part.budget_s > deadline:
+            result["note"] = f"not started: {deadline - started:.0f} s are left, it may take {part.budget_s:.0f} s"
+        else:
+            try:
+                for row in part.run(bench):
+                    rows.append(row if shows_times else _without_times(row))
+                    if time.monotonic() > started + part.budget_s:
+                        result["note"] = f"cut short after its {part.budget_s:.0f} s"
+                        break
+            except SkippedError as error:
+                result["note"] = f"skipped: {error}"
+            except Exception:
+                result["error"] = traceback.format_exc()
+        result["seconds"] = time.monotonic() - started if shows_times else None
+        print(
+            "\n".join(filter(None, (report.table(rows) if rows else "", result["note"], result["error"]))), flush=True
+        )
     return results
 
 
+def _without_times(row: Row) -> Row:
+    return {key: None if key.endswith(TIMED) and not key.startswith("floor") else value for key, value in row.items()}
+
+
+def failures(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Parts that failed, or in which something came out wrong."""
+    for name, result in results.items():
+        if result["error"] or not all(row.get("ok", True) for row in result["rows"]):
+            yield name
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and prints; 1 if anything failed or differed, 2 if there is no GPU."""
+    """Measures, prints and writes; 1 if anything failed or came out wrong, 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.run")
-    parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-4B")
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--interpret", action="store_true", help="tiny shapes on the CPU (set TRITON_INTERPRET=1)")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-4B", help="shapes of kernels and steps")
+    parser.add_argument("--models", type=Path, help=f"directory with {parts_serving.SMOLLM2} and its drafter")
+    parser.add_argument("--only", default=",".join(part.name for part in PARTS), help="parts, with commas between")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="no part is started that may go beyond")
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes without a GPU (set TRITON_INTERPRET=1)")
+    parser.add_argument("--out", type=Path, help="JSON file to write, and beside it the picture (.png)")
     options = parser.parse_args(arguments)
-    deadline = time.monotonic() + _BUDGET_S
-    tiers: Sequence[int]
-    if options.interpret:
+    names = options.only.split(",")
+    if unknown := set(names) - {part.name for part in PARTS}:
+        parser.error(f"--only: no part is called {', '.join(sorted(unknown))}; there are {parser.get_default('only')}")
+    try:
+        bench = _open(options)
+    except ConfigurationError as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return 2
+    print(f"{bench.gpu.words}; torch {torch.__version__}")
+    try:
+        with torch.inference_mode():
+            chosen = [part for part in PARTS if part.name in names]
+            if options.rehearse:
+                chosen = [part._replace(budget_s=math.inf) for part in chosen]
+            seconds = math.inf if options.rehearse else options.seconds
+            results = measure(bench, chosen, seconds, shows_times=not options.rehearse)
+    finally:
+        bench.clear()
+    failed = list(failures(results))
+    if options.out:
+        facts = {"device": bench.gpu.words, "torch": torch.__version__, "is_rehearsal": options.rehearse}
+        options.out.write_text(json.dumps({**facts, "failed": failed, "parts": results}, indent=1) + "\n")
+        rows = {name: result["rows"] for name, result in results.items()}
+        title = "a rehearsal: nothing was measured" if options.rehearse else bench.gpu.words
+        report.plot(rows, title, options.out.with_suffix(".png"))
+    print(f"\nfailed: {', '.join(failed)}" if failed else "\nnothing failed")
+    return 1 if failed else 0
+
+
+def _open(options: argparse.Namespace) -> Bench:
+    """Raises ConfigurationError where there is no GPU that can serve."""
+    if options.rehearse:
         from bench.gpu.no_gpu import interpreted_gpu
 
-        pair, tiers, context = make_pair(_TINY, interpreted_gpu(), torch.float32, 1), (8, 16), 32
-    else:
-        try:
-            facts = choose_device("cuda", "device", lambda: 0)
-        except ConfigurationError as error:
-            print(f"skipped: {error}", file=sys.stderr)
-            return 2
-        assert facts is not None
-        pair = make_pair(MODELS[options.model], open_gpu(facts), torch.bfloat16, _REPEATS)
-        tiers, context = TIERS, options.context
-    print(pair.gpu.words)
-    with torch.inference_mode():
-        results = run(pair, tiers, context, deadline)
-    if options.out:
-        options.out.write_text(json.dumps({"device": pair.gpu.words, "context": context, **results}, indent=1) + "\n")
-    is_good = all(not part["error"] and all(row.get("ok", True) for row in part["rows"]) for part in results.values())
-    return 0 if is_good else 1
+        return Bench(interpreted_gpu(), REHEARSAL, options.models)
+    facts = choose_device("cuda", "device", lambda: 0)
+    assert facts is not None  # only "auto" and "cpu" give none
+    return Bench(open_gpu(facts), FULL._replace(model=MODELS[options.model]), options.models)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """Attention of DSpark draft blocks for GPUs (see `reference.py`): a program a block, K/V head and part of the context.
 
+Where a K/V head has more queries than a program can keep in registers, a few of its heads are a program's, and the
+programs beside each other read the same pages.
+
 The grid depends on the number of blocks alone. A block whose slot is negative belongs to nobody and is left out.
 """
 
@@ -23,6 +26,9 @@ from kernels.triton.attention import (
     store_result,
 )
 from kernels.triton.attention_tiles import BLOCK_N, check_ints, heads_of, make_parts, merge_parts
+
+_MAX_QUERIES, _NUM_WARPS = 32, 8
+"""Of a program: with 64 queries, or with 4 warps, it spills registers at head_dim 128 (`kernels.aot`)."""
 
 
 @triton.jit
@@ -55,19 +61,21 @@ def attend_block(
 def block_attend_kernel(
     qkv_ptr, anchors_ptr, row_slots_ptr, page_table_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, q_norm_ptr,
     k_norm_ptr, out_ptr, parts_ptr, stats_ptr, qkv_stride, out_stride, max_pages, page_stride, max_segments, window,
-    eps, score_scale, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEAD: tl.constexpr,
+    eps, score_scale, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, TILE_HEADS: tl.constexpr,
+    NUM_TILES: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """One block, the query heads of one K/V head, every num_parts-th segment; the last part has the block itself."""
+    """One block, some query heads of one K/V head, every num_parts-th segment; the last part has the block itself."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    block, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    block, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    kv_head, tile = tl.program_id(1) // NUM_TILES, tl.program_id(1) % NUM_TILES
     slot = tl.load(row_slots_ptr + block)
     if slot < 0:
         return
     anchor, begin = tl.load(anchors_ptr + block), block * BLOCK_LEN
     query = tl.arange(0, BLOCK_M)
-    offset, head_of = query // GROUP_BLOCK, query % GROUP_BLOCK
+    offset, head_of = query // TILE_HEADS, tile * TILE_HEADS + query % TILE_HEADS
     rows, heads, positions = begin + offset, kv_head * GROUP + head_of, anchor + offset
     is_valid = (offset < BLOCK_LEN) & (head_of < GROUP)
     first_seen = tl.where(window > 0, tl.maximum(positions - window + 1, 0), 0)
@@ -194,8 +202,10 @@ def block_attention(
     if not len(row_slots):
         return
     parts = make_parts(len(out), heads, page_table)
-    num_queries = max(16, triton.next_power_of_2(block_len) * heads.group_block)
-    block_attend_kernel[(len(row_slots), heads.num_kv_heads, parts.num_parts)](
+    block_slots = triton.next_power_of_2(block_len)
+    tile_heads = min(heads.group_block, max(1, _MAX_QUERIES // block_slots))
+    num_tiles = triton.cdiv(heads.group, tile_heads)
+    block_attend_kernel[(len(row_slots), heads.num_kv_heads * num_tiles, parts.num_parts)](
         qkv,
         anchor_positions,
         row_slots,
@@ -219,14 +229,15 @@ def block_attention(
         math.log2(math.e) / math.sqrt(heads.head_dim),
         NUM_HEADS=heads.num_heads,
         NUM_KV_HEADS=heads.num_kv_heads,
-        GROUP_BLOCK=heads.group_block,
+        TILE_HEADS=tile_heads,
+        NUM_TILES=num_tiles,
         PAGE_SIZE=heads.page_size,
         BLOCK_LEN=block_len,
-        BLOCK_SLOTS=max(16, triton.next_power_of_2(block_len)),
-        BLOCK_M=num_queries,
+        BLOCK_SLOTS=max(16, block_slots),
+        BLOCK_M=max(16, block_slots * tile_heads),
         BLOCK_N=BLOCK_N,
         **heads.blocks,
-        num_warps=8 if num_queries >= 64 else 4,
+        num_warps=_NUM_WARPS,
         num_stages=heads.num_stages(keys.element_size()),
         enable_fp_fusion=False,
     )
