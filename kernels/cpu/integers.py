@@ -112,6 +112,8 @@ elif "avx2" in CPU_FEATURES:
     _dot = _dot_avx2
 else:
     _dot = _dot_generic
+HAS_BYTE_PRODUCTS = _dot is not _dot_generic
+"""Whether there are instructions for sums of products of bytes; without, a whole group unrolled is too much code."""
 
 
 @intrinsic

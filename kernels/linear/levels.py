@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.cpu.integers import (
     GROUP,
+    HAS_BYTE_PRODUCTS,
     RECORD_BYTES,
     accumulate_each,
     dot_each,
@@ -174,7 +175,8 @@ def _q8_tiles(
             accumulate_each(right, sums, place + LANES, COLUMNS, other_scale, None, x, record, RECORD_BYTES)
 
 
-_run_q4, _run_q8 = over_blocks(_q4_sums, _q4_tiles), over_blocks(_q8_sums, _q8_tiles)
+_run_q4 = over_blocks(_q4_sums, _q4_tiles if HAS_BYTE_PRODUCTS else None)
+_run_q8 = over_blocks(_q8_sums, _q8_tiles if HAS_BYTE_PRODUCTS else None)
 
 
 @compiled
