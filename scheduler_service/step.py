@@ -19,13 +19,14 @@ from scheduler_service.commit import Committer
 from scheduler_service.cost_model_online import OnlineCosts
 from scheduler_service.counts import WindowCounts
 from scheduler_service.draft_planner import carry_out, look_ahead
-from scheduler_service.executor_types import NO_ASKS, DraftCall, Phase, StepCall, StepResult, TargetProbAsks
+from scheduler_service.executor_types import NO_ASKS, Phase, StepResult, TargetProbAsks
 from scheduler_service.executors import DrafterClient, VerifierClient
 from scheduler_service.grammar.token_masks import TokenMasks
 from scheduler_service.ledger import Ledger
 from scheduler_service.planner import plan_chained, plan_step
 from scheduler_service.policy import VerifyPolicy
 from scheduler_service.request import FinishReason
+from scheduler_service.step_calls import draft_call, step_call
 from scheduler_service.step_learning import EndedStep, StepLearning, StepTime
 from scheduler_service.step_plan import StepPlan
 from scheduler_service.step_record import StepObserver
@@ -126,7 +127,7 @@ class StepEngine:
     ) -> tuple[int, _SentStep | None]:
         """Ingests and drafts what is planned; returns the wall time of the call, and the step if it could be sent right
         behind, because the verifier chooses its windows."""
-        drafted, ingests, num_slots = plan.drafted, plan.ingests, plan.decision.num_slots
+        drafted, ingests = plan.drafted, plan.ingests
         if not drafted and not ingests:
             carry_out(self._batch, plan)
             return 0, None
@@ -137,23 +138,8 @@ class StepEngine:
             carry_out(self._batch, plan)
             self._windows.settle(plan)
         is_settled = plan.budget is not None
-        anchors = [row.sequence for row in drafted]
-        call = DraftCall(
-            step_id=step_id,
-            updates=self._batch.drafter_updates.take(),
-            ingest_slots=[sequence.slot for sequence in ingests],
-            ingest_starts=[sequence.ingested for sequence in ingests],
-            ingest_counts=[sequence.computed - sequence.ingested for sequence in ingests],
-            ingest_oldest_step_ids=[sequence.uningested_since for sequence in ingests],
-            ingest_newest_step_ids=[step_id - 1] * len(ingests),
-            row_slots=[sequence.slot for sequence in anchors],
-            row_anchor_ids=[sequence.tokens[-1] for sequence in anchors],
-            row_anchor_positions=[len(sequence.tokens) - 1 for sequence in anchors],
-            row_rounds=[sequence.round for sequence in anchors],
-            num_draft_tokens=num_slots or self._batch.limits.block_size,
-            publishes_blocks=is_settled,
-            confidence_odds=self._windows.odds() if is_settled and self._windows is not None else None,
-        )
+        odds = self._windows.odds() if is_settled and self._windows is not None else None
+        call = draft_call(self._batch, plan, step_id, publishes_blocks=is_settled, confidence_odds=odds)
         started = perf_counter_ns()
         drafter.send(call, metadata)
         step = self._send(plan, step_id, metadata) if is_settled else None
@@ -214,29 +200,7 @@ class StepEngine:
     def _send(
         self, plan: StepPlan, step_id: int, metadata: Metadata, *, draft_ns: int = 0, is_chained: bool = False
     ) -> _SentStep:
-        rows = plan.rows
-        token_ids: list[int] = []
-        for row in rows:
-            start = row.start
-            token_ids += [0] if row.is_chained else row.sequence.tokens[start : start + row.num_tokens]
-            token_ids += row.drafts
-        are_chained, are_masked = [row.is_chained for row in rows], [row.is_masked for row in rows]
-        call = StepCall(
-            step_id=step_id,
-            updates=self._batch.verifier_updates.take(),
-            row_slots=[row.sequence.slot for row in rows],
-            row_starts=[row.start for row in rows],
-            row_num_tokens=[row.num_tokens + len(row.drafts) for row in rows],
-            row_num_drafts=[len(row.drafts) for row in rows],
-            row_emits=[row.emits for row in rows],
-            row_rounds=[row.sequence.round for row in rows],
-            token_ids=token_ids,
-            row_chained=are_chained if any(are_chained) else [],
-            row_masked=are_masked if any(are_masked) else [],
-            prob_asks=self._asks(plan),
-            blocks=plan.block_rows(),
-            verify_budget=plan.budget or 0,
-        )
+        call = step_call(self._batch, plan, step_id, self._asks(plan))
         sent_ns = perf_counter_ns()
         self._verifier.send(call, metadata)
         return _SentStep(step_id, plan, sent_ns, bool(metadata), is_chained, draft_ns)
