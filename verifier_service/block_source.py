@@ -21,8 +21,8 @@ from verifier_service.session_memory import SessionSizes
 from verifier_service.steps import Ints
 
 _POLL_S = 50e-6
-_TIMEOUT_S = 30.0
-"""Beyond any Draft call; one that fails ends the session, and with it the wait."""
+_TIMEOUT_S = 120.0
+"""As long as a scheduler waits for a Draft call by default; one that fails ends the session, and with it the wait."""
 
 
 class BlockSource:

@@ -91,3 +91,16 @@ def test_audits_and_rules_that_need_confidences_send_it_the_usual_way() -> None:
     assert plan.budget is None
     unsettled = chooser(settles=False)
     assert not unsettled.settles_budgets
+
+
+def test_confidences_that_come_after_the_step_was_sent_set_the_next_budget() -> None:
+    rows, windows = [row(max_drafts=2), row(max_drafts=3)], chooser()
+    plan = plan_of(*rows)
+    windows.settle(plan)
+    assert plan.budget == 3
+    result = DraftResult([1] * 6, np.zeros((2, 3), np.float32), np.full((2, 3), np.nan, np.float32), {}, 0)
+    windows.take(plan, result)
+    windows.fill(plan, [0, 0])
+    following = plan_of(*rows)
+    windows.settle(following)
+    assert following.budget == 0
