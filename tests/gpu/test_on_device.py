@@ -30,4 +30,5 @@ def test_texts_are_those_of_the_reference(mode: str, expected: dict[str, list[li
 def test_the_prepared_script_finds_nothing_wrong(tmp_path: Path) -> None:
     from bench.gpu import run
 
-    assert run.main(["--context", "256", "--out", str(tmp_path / "gpu.json")]) == 0
+    parts = "parity,invariance,kernels,steps,fused,head share,overlap"
+    assert run.main(["--only", parts, "--out", str(tmp_path / "gpu.json")]) == 0
