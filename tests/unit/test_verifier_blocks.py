@@ -153,7 +153,7 @@ def test_a_row_whose_block_does_not_come_fails_alone(client: Client, monkeypatch
     client.publish(0, client.true_drafts(0), [1.0] * 4)
     client.publish(2, [9] * 4, [1.0] * 4)
     client.blocks.stamps[2, 1] = ROUND - 1
-    result = client.step([client.anchor_row(slot) for slot in (2, 0)], blocks=blocks_of([0, 1], [4, 2], budget=6))
+    result = client.step([client.anchor_row(slot) for slot in (2, 0)], blocks=blocks_of([0, 1], [4, 2], budget=2))
     assert [failure.row for failure in result.failures] == [0]
     assert "block of slot 2, round 3 and position 10 did not come" in result.failures[0].reason
     assert (result.verify_lens, result.accepted_lens, len(result.token_ids)) == ([0, 2], [0, 2], 3)

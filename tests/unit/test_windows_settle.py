@@ -21,13 +21,17 @@ from scheduler_service.windows import WindowChooser
 NUM_SLOTS = 3
 
 
+class _Sequence(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def row(
     *, priority: float = 1.0, max_drafts: int = 0, start: int = 9, num_tokens: int = 1, **changes: Any
 ) -> PlannedRow:
     fields = {"controls": LogitControls(), "num_logprobs": None, "priority": priority}
     request = SimpleNamespace(**{**fields, **{key: changes[key] for key in fields if key in changes}})
     sampling = SimpleNamespace(regime=Regime.GREEDY)
-    sequence: Any = SimpleNamespace(
+    sequence: Any = _Sequence(
         request=request, sampling=sampling, matcher=changes.get("matcher"), context_lost=changes.get("context_lost", "")
     )
     return PlannedRow(sequence, start, num_tokens, emits=True, max_drafts=max_drafts)
