@@ -2,15 +2,17 @@
 
     python tests/triton_path.py triton device      (with TRITON_INTERPRET=1)
 
-Prints JSON: kind → mode → texts. Kinds: "reference" (plain torch), "cpu", "triton" (its kernels in the CPU's engine),
-"device" (steps captured whole, on a GPU that is not there) and "cuda" (on one that is).
+Prints JSON: kind → mode → texts of the tiny pair. Kinds: "reference" (plain torch), "cpu", "triton" (its kernels in the
+CPU's engine), "device" (steps captured whole, on a GPU that is not there) and "cuda" (on one that is).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,7 +20,8 @@ from unittest import mock
 import numpy as np
 from fakes.gpu import fake_gpu
 from fakes.rig import Stream
-from in_process import Executors
+from in_process import GOLDEN_DRAFTERS, GOLDEN_TARGET, Executors
+from tiny_pair import BLOCK_SIZE, TinyPair, make_pair
 
 from scheduler_service.cost_model import CostModel
 from scheduler_service.cost_model_file import StoredCosts
@@ -31,7 +34,8 @@ from verifier_service.device_blocks import DeviceBlocks
 MODES = ("off", "static", "compact", "lens")
 """lens: compact by the lagged rule, its lengths chosen by the verifier."""
 _COSTS = StoredCosts(
-    CostModel(4e6, 2e5, 40.0, np.arange(65) * 3e5, {7: np.arange(9) * 1e6}), PrefillCosts(1e6, {1: 1e6}, 0.0)
+    CostModel(4e6, 2e5, 40.0, np.arange(65) * 3e5, {size: np.arange(9) * 1e6 for size in (BLOCK_SIZE, 7)}),
+    PrefillCosts(1e6, {1: 1e6}, 0.0),
 )
 _KEY = 2**63 + 5
 """Of unseeded requests, whose draws are then the same in every kind of executor."""
@@ -44,12 +48,14 @@ _REQUESTS = (
 )
 NUM_INVARIANT = 3
 """Requests whose text no mode changes."""
+_NUM_TOKENS = 5
+_GOLDEN = TinyPair(GOLDEN_TARGET, GOLDEN_DRAFTERS[0])
 _LENS = {"lossless_rule": "lagged", "verify_lens_on_device": True, "audit_share": 0.0}
 _ALONE = ((0, 1, 3), (2,))
 """Requests at once where lengths are chosen by the verifier: not beside one with controls."""
 
 
-def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[str, list[list[int]]]:
+def texts(kind: str, modes: Sequence[str] = MODES, pair: TinyPair = _GOLDEN) -> dict[str, list[list[int]]]:
     """Token ids of every request by mode, all requests of a mode at once."""
     settings: dict[str, Any] = {"kernels": kind} if kind in ("reference", "cpu", "triton") else {"device": "cuda"}
     gpu = fake_gpu(refuses_reads=False)
@@ -66,7 +72,7 @@ def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[
     for patch in patches:
         patch.start()
     settled = mock.patch.object(DeviceBlocks, "start", autospec=True, side_effect=DeviceBlocks.start).start()
-    executors = Executors(**settings)
+    executors = Executors(pair.target, (pair.drafter,), **settings)
     found = {}
     try:
         for mode in modes:
@@ -76,7 +82,7 @@ def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[
                 for together in _ALONE if mode == "lens" else [range(len(_REQUESTS))]:
                     for index in together:
                         prompt = [(7 * index + 11 * place) % 512 for place in range(3 + 2 * index)]
-                        spec = GenerateSpec(f"r{index}", prompt, _REQUESTS[index], num_tokens)
+                        spec = GenerateSpec(f"r{index}", prompt, _REQUESTS[index], _NUM_TOKENS)
                         scheduler.submit(spec, streams[index])
                     assert all(streams[index].ended.wait(600) for index in together)
                 assert [stream.wait().error for stream in streams] == [""] * len(streams)
@@ -92,4 +98,6 @@ def texts(kind: str, modes: Sequence[str] = MODES, num_tokens: int = 5) -> dict[
 
 
 if __name__ == "__main__":
-    print(json.dumps({kind: texts(kind) for kind in sys.argv[1:]}))
+    with tempfile.TemporaryDirectory() as directory:
+        tiny = make_pair(Path(directory))
+        print(json.dumps({kind: texts(kind, pair=tiny) for kind in sys.argv[1:]}))
