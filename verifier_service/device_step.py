@@ -27,7 +27,7 @@ from kernels.rejection_sample.triton import (
 from kernels.sampling import Regime
 from kernels.triton.rows import SamplingRows
 from kernels.verify_lens.triton import verify_lens
-from service_kit.errors import InvalidRequestError, StaleArenaError
+from service_kit.errors import StaleArenaError
 from service_kit.gpu import Gpu
 from service_kit.graphs import Geometry, StepGraphs, geometries, widest
 from service_kit.staging import Field, Staging
@@ -179,10 +179,6 @@ class DeviceStep:
     def _replay(self, session: Session, batch: StepBatch, num_rows: int, reasons: Mapping[int, str]) -> None:
         has_extras, num_tokens = self._extras.is_used, len(batch.token_ids)
         if batch.blocks is not None:
-            if has_extras:
-                raise InvalidRequestError(
-                    "a step with blocks has no masks, controls, scores or asks", field="block_rows"
-                )
             num_tokens += min(batch.blocks.budget, int(batch.blocks.max_drafts.sum()))
         graphs = self._with_extras if has_extras else self._plain
         geometry = graphs.fit(num_tokens, num_rows)

@@ -29,7 +29,7 @@ from verifier_service.engine import VerifierEngine
 from verifier_service.loading import load_target
 from verifier_service.session_memory import SessionSizes
 from verifier_service.settings import VerifierSettings
-from verifier_service.steps import Acceptance, StepBatch
+from verifier_service.steps import Acceptance, BlockRows, StepBatch
 
 # Rows of nobody compute with what their memory holds.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -68,20 +68,23 @@ class Engine:
         ):
             loading = self.thread.submit(lambda: load_target(VerifierSettings(**common, **choice)))  # type: ignore[arg-type]
             self.engine = VerifierEngine(loading.result(), self.thread)
-        shape, memory = (SLOTS, DRAFTS, VOCAB), gpu.memory if gpu else None
-        probs = ArenaSpec(shape, np.float32, 1, session, 1, is_on_device=gpu is not None)
-        self.probs = Arena.create(probs, memory)
+        self.probs, self.draft_probs = self.arena((SLOTS, DRAFTS, VOCAB), torch.float32)
+        self.blocks, self.drafts = self.arena((SLOTS, 2, DRAFTS), torch.float64)
         self.masks = Arena.create(ArenaSpec((SLOTS, DRAFTS + 1, WORDS), np.uint32, 1, session, 1))
-        drafter = DraftArenas(self.probs.name)
+        drafter = DraftArenas(self.probs.name, blocks=self.blocks.name)
         self.epoch = self.engine.attach(session, SIZES, drafter, self.masks.name).epoch
-        rows = self.probs.device_rows(torch.float32)[:-1].view(shape).numpy() if gpu else self.probs.rows
-        self.draft_probs: npt.NDArray[np.float32] = rows
+
+    def arena(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Arena, npt.NDArray[Any]]:
+        """A drafter's arena where the engine computes, and its rows."""
+        kind, memory = torch.empty(0, dtype=dtype).numpy().dtype, self.gpu.memory if self.gpu else None
+        arena = Arena.create(ArenaSpec(shape, kind, 1, self.session, 1, is_on_device=memory is not None), memory)
+        return arena, arena.device_rows(dtype)[:-1].view(shape).numpy() if memory else arena.rows
 
     def close(self) -> None:
         self.engine.close()
         self.thread.stop()
-        self.probs.close()
-        self.masks.close()
+        for arena in (self.probs, self.blocks, self.masks):
+            arena.close()
 
 
 class Pair:
@@ -124,11 +127,18 @@ class Pair:
             self.updates.page_ids.append(slot * PAGES + index)
 
     def step(
-        self, *rows: Row, masked: tuple[int, ...] = (), asks: Any = (), is_ahead: bool = False, **stamp: int
+        self,
+        *rows: Row,
+        masked: tuple[int, ...] = (),
+        asks: Any = (),
+        blocks: dict[int, list[tuple[int, float]]] | None = None,
+        is_ahead: bool = False,
+        **stamp: int,
     ) -> list[Acceptance]:
         """Rows with draft distributions, those of `masked` slots under masks; both are functions of slot and position.
 
-        `is_ahead`: of the reference alone. `stamp`: another position of the masks.
+        `blocks`: drafts and their survivals by row, of which three are verified. `is_ahead`: of the reference alone.
+        `stamp`: another position of the masks.
         """
         found = []
         is_new = [len(text) == len(PROMPTS[slot]) for slot, text, _ in rows]  # computed from the prompt's start
@@ -141,8 +151,10 @@ class Pair:
                 rng = np.random.default_rng([slot, len(text)])
                 each.draft_probs[slot] = rng.dirichlet(np.full(VOCAB, 0.2), DRAFTS)
                 each.masks.rows[slot] = masks_of(slot, len(text))
-                each.probs.stamps[slot] = each.session, ROUND, slot, len(text)
+                each.probs.stamps[slot] = each.blocks.stamps[slot] = each.session, ROUND, slot, len(text)
                 each.masks.stamps[slot] = each.session, each.step_id, slot, stamp.get("position", len(text))
+            for row, block in (blocks or {}).items():
+                each.drafts[slots[row]] = np.array(block).T
             batch = StepBatch(
                 each.session,
                 each.epoch,
@@ -157,6 +169,9 @@ class Pair:
                 token_ids=np.array([token for own in tokens for token in own]),
                 row_masked=np.isin(slots, masked),
                 prob_asks=np.array(asks, np.int64).reshape(-1, 3),
+                blocks=BlockRows(np.array([*blocks]), np.full(len(blocks), DRAFTS), np.ones(len(blocks)), 3)
+                if blocks
+                else None,
             )
             found.append(each.engine.step(batch).accepted)
         if not is_ahead:
@@ -171,9 +186,9 @@ class Pair:
         """A step in which both engines agree; the tokens of every row."""
         num_replayed = self.runner.num_replayed
         expected, found = self.step(*rows, **changes)
-        assert self.runner.num_replayed == num_replayed + 1
+        assert self.runner.num_replayed == num_replayed + (2 if "blocks" in changes else 1)
         assert found.failures == expected.failures == []
-        assert found.verify_lens == expected.verify_lens == [len(drafts) for _, _, drafts in rows]
+        assert found.verify_lens == expected.verify_lens
         assert found.token_ids == expected.token_ids
         assert found.accepted_lens == expected.accepted_lens
         assert found.scores.keys() == expected.scores.keys()
@@ -221,7 +236,7 @@ def test_rows_of_every_kind_share_a_step_and_nothing_is_left_for_the_next(pair: 
     assert accepted == {1, 2, 3}
     assert pair.compare((4, texts[4], []), (0, texts[0], []))  # nothing but plain rows: another graph
     shape = SIZES.max_batch_tokens, SLOTS
-    assert pair.runner.num_recorded == len(geometries(*shape)) + len(widest(*shape))
+    assert pair.runner.num_recorded == len(geometries(*shape)) + len(widest(*shape)) + 1  # the last settles lengths
 
 
 @pytest.mark.parametrize("regime", [Regime.GREEDY, Regime.COUPLED])
@@ -250,6 +265,24 @@ def test_controls_give_way_where_they_leave_nothing(pair: Pair) -> None:
     (first,), (second,) = pair.compare((0, PROMPTS[0], []), (1, PROMPTS[1], []), masked=(0, 1))
     assert allowed[first]
     assert not allowed[second]
+
+
+def test_lengths_are_settled_on_the_device_beside_controls_masks_and_scores(pair: Pair) -> None:
+    pair.admit(0, Regime.GREEDY, CONTROLLED, num_logprobs=3)
+    pair.admit(1, Regime.GREEDY)
+    pair.admit(2, Regime.GREEDY, CONTROLLED)
+    texts = [list(prompt) for prompt in PROMPTS]
+    for slot, emitted in enumerate(pair.compare(*((slot, texts[slot], []) for slot in range(3)), masked=(2,))):
+        texts[slot] += emitted
+    outcomes = set()
+    for survivals in ((0.9, 0.8, 0.3, 0.1), (0.2, 0.1, 0.9, 0.5), (0.9, 0.2, 0.8, 0.7)):
+        rows: list[Row] = [(slot, texts[slot], []) for slot in range(3)]
+        right = pair.ahead(*rows, masked=(2,))
+        blocks = {0: [(right[0], survivals[0]), (4, survivals[1])], 1: [(right[1], survivals[2]), (4, survivals[3])]}
+        for slot, emitted in enumerate(pair.compare(*rows, masked=(2,), blocks=blocks)):
+            outcomes.add(len(emitted))
+            texts[slot] += emitted
+    assert outcomes == {1, 2}
 
 
 def test_a_row_that_cannot_be_served_fails_alone(pair: Pair) -> None:
