@@ -43,7 +43,7 @@ _FACTS = GpuFacts("a GPU that is not there", (9, 0), True, 2**34, 2**34)
 _REQUESTS = (
     SamplingOptions(temperature=0.0),
     SamplingOptions(temperature=1.5, seed=7, top_p=0.9),
-    SamplingOptions(temperature=0.0, frequency_penalty=0.5),  # accepted on the host
+    SamplingOptions(temperature=0.0, frequency_penalty=0.5),  # in graphs of their own
     SamplingOptions(temperature=2.0),  # rejection sampling
 )
 NUM_INVARIANT = 3
