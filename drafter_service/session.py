@@ -139,7 +139,7 @@ class Session:
 
     @property
     def device_blocks(self) -> Tensor:
-        """Published blocks on a device, [2 * num_slots + 1, block_size]: ids and survivals of each slot; a spare row."""
+        """Published blocks on a device, [2 * num_slots + 1, block_size]: ids and survivals of a slot; one row spare."""
         assert self._blocks is not None
         blocks: Tensor = self._blocks.device_rows(torch.float64)
         return blocks
