@@ -69,13 +69,9 @@ def scratch(num_bytes: int) -> Tensor:
     return made
 
 
-def wake_helpers() -> int:
-    """Wakes the helper threads, if there are any; their pool's address or 0."""
-    if not _num_helpers:
-        return 0
-    helpers = pool_of(_num_helpers)
-    helpers.wake()
-    return helpers.address
+def helpers_address() -> int:
+    """The pool of helper threads, or 0 if there are none."""
+    return pool_of(_num_helpers).address if _num_helpers else 0
 
 
 def _load(builder: Any, base: Any, position: int, element: Any = _INT64) -> Any:
@@ -175,7 +171,7 @@ class Kernel:
 
     def __call__(self, *arguments: float) -> None:
         """Runs the kernel on `num_threads()` threads, or records it. The GIL is released while it runs."""
-        pool = 0 if self._body is None else wake_helpers()
+        pool = 0 if self._body is None else helpers_address()
         packed = self._pack(self._body_address, pool, *arguments)
         if _thread.recording is None:
             self._call(packed)

@@ -3,15 +3,17 @@
 The calling thread opens a region, works in it like everyone else, closes it when no item is left and waits only for
 helpers that are inside. A helper that sleeps, or that the system has not scheduled, is never waited for: on a busy
 machine a region costs what its caller alone would take, where joining fixed threads waits for the last to be
-scheduled. Helpers spin for a while after a region (a setting), then sleep until the next kernel wakes them.
+scheduled. Helpers spin for a while after a region (a setting), then sleep until the next one wakes them.
+
+A helper never returns to Python: it would wait there for the GIL, which the caller holds between kernels, and go to
+sleep when the next one has begun. So it sleeps in `read`, on a pipe that gets a byte for each sleeper.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import ctypes
 import functools
+import os
 import platform
 import threading
 import time
@@ -27,7 +29,9 @@ _TRIAL_LOOKS = 4000
 """Looks at the gate from which their number in a microsecond is learnt."""
 
 # Byte offsets of a pool's words; those that many threads change have a cache line each.
-_GATE, _IS_TAKEN, _REGION, _BODY, _WORK, _MAX_LOOKS, _NUM_BYTES = 0, 64, 128, 136, 144, 192, 256
+_GATE, _IS_TAKEN, _REGION, _BODY, _WORK, _NUM_ASLEEP = 0, 64, 128, 136, 144, 192
+_MAX_LOOKS, _READ_END, _WRITE_END, _READ, _WRITE, _BYTES, _NUM_BYTES = 256, 264, 272, 280, 288, 320, 1344
+_MAX_HELPERS = _NUM_BYTES - _BYTES
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -88,6 +92,18 @@ def _call(typing_context: Any, body: Any, work: Any) -> Any:
 
 
 @intrinsic
+def _transfer(typing_context: Any, function: Any, file: Any, address: Any, size: Any) -> Any:
+    """`read` or `write`, called by address; bytes transferred, or -1."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [ir.IntType(32), _INT64, _INT64])
+        call = builder.inttoptr(args[0], kind.as_pointer())
+        return builder.call(call, (builder.trunc(args[1], ir.IntType(32)), args[2], args[3]))
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
 def _pause(typing_context: Any) -> Any:
     """Tells the core that this is a spin loop."""
 
@@ -101,6 +117,15 @@ def _pause(typing_context: Any) -> Any:
 
 
 @compiled
+def _wake(pool: int) -> None:
+    """Wakes every helper that has said that it goes to sleep."""
+    if load_word(pool + _NUM_ASLEEP) != 0:
+        num_asleep = swap_word(pool + _NUM_ASLEEP, 0)
+        if num_asleep > 0:
+            _transfer(load_word(pool + _WRITE), load_word(pool + _WRITE_END), pool + _BYTES, num_asleep)
+
+
+@compiled
 def run_region(pool: int, body: int, arguments: int) -> None:
     """Runs `body` until its items are done, with helpers if there is a pool (not 0) that nobody else uses just now."""
     work = _new_work(arguments)
@@ -109,6 +134,7 @@ def run_region(pool: int, body: int, arguments: int) -> None:
         swap_word(pool + _WORK, work)
         add_to_word(pool + _REGION, 1)
         add_to_word(pool + _GATE, _OPEN)
+        _wake(pool)
         _call(body, work)
         add_to_word(pool + _GATE, -_OPEN)
         while load_word(pool + _GATE) != 0:
@@ -118,12 +144,21 @@ def run_region(pool: int, body: int, arguments: int) -> None:
         _call(body, work)
 
 
-def _help_out(pool: int) -> None:
-    """Works in every region of `pool`, once in each, until it has looked in vain for as often as the pool says."""
-    idle, region = 0, load_word(pool + _REGION) - 1
-    while idle < load_word(pool + _MAX_LOOKS):
+@compiled
+def _is_open(pool: int, region: int) -> bool:
+    """Whether there is a region to work in, other than `region`."""
+    is_open: bool = load_word(pool + _GATE) >= _OPEN and load_word(pool + _REGION) != region
+    return is_open
+
+
+@compiled
+def _work_until_idle(pool: int, region: int) -> int:
+    """Works in every region but `region`, once in each, until it has looked in vain for as often as the pool says, once
+    at least; returns the last one."""
+    idle = 0
+    while idle == 0 or idle < load_word(pool + _MAX_LOOKS):
         idle += 1
-        if load_word(pool + _GATE) >= _OPEN and load_word(pool + _REGION) != region:
+        if _is_open(pool, region):
             # Who enters while the gate is open is counted, and then the region does not end before they leave.
             if add_to_word(pool + _GATE, 1) >= _OPEN:
                 region = load_word(pool + _REGION)
@@ -131,49 +166,63 @@ def _help_out(pool: int) -> None:
                 idle = 0
             add_to_word(pool + _GATE, -1)
         _pause()
+    return region
+
+
+def _look(pool: int) -> None:
+    _work_until_idle(pool, load_word(pool + _REGION))
+
+
+def _help_out(pool: int) -> None:
+    """A helper's life."""
+    region = load_word(pool + _REGION) - 1
+    while load_word(pool + _READ) != 0:  # always
+        region = _work_until_idle(pool, region)
+        add_to_word(pool + _NUM_ASLEEP, 1)
+        if _is_open(pool, region):
+            _wake(pool)  # whoever opened it may have seen nobody asleep
+        mine = pool + _BYTES
+        while _transfer(load_word(pool + _READ), load_word(pool + _READ_END), mine, 1) != 1:
+            _pause()  # interrupted by a signal
 
 
 class Pool:
-    """Helper threads, asleep until `wake`."""
+    """Helper threads, asleep until a region opens."""
 
     def __init__(self, num_helpers: int) -> None:
+        """Raises ValueError for more helpers than bytes to wake them with."""
+        if num_helpers > _MAX_HELPERS:
+            raise ValueError(f"{num_helpers} helper threads are too many: use at most {_MAX_HELPERS}")
         self._memory = (ctypes.c_char * (_NUM_BYTES + 64))()
         self.address = -(-ctypes.addressof(self._memory) // 64) * 64
-        self._help_out = ctypes.CFUNCTYPE(None, ctypes.c_int64)(c_function(_help_out))
-        self._asleep: collections.deque[threading.Semaphore] = collections.deque()
         self._looks_per_us = self._measure_looks()
+        system = ctypes.CDLL(None)
+        for place, value in zip((_READ_END, _WRITE_END), os.pipe(), strict=True):
+            self._set(place, value)
+        for place, function in ((_READ, system.read), (_WRITE, system.write)):
+            self._set(place, ctypes.cast(function, ctypes.c_void_p).value or 0)
+        help_out = ctypes.CFUNCTYPE(None, ctypes.c_int64)(c_function(_help_out))
         for number in range(num_helpers):
-            threading.Thread(target=self._run, name=f"kernel-helper-{number}", daemon=True).start()
+            name = f"kernel-helper-{number}"
+            threading.Thread(target=help_out, args=(self.address,), name=name, daemon=True).start()
 
-    def _set_max_looks(self, number: int) -> None:
-        ctypes.c_int64.from_address(self.address + _MAX_LOOKS).value = number
+    def _set(self, place: int, value: int) -> None:
+        ctypes.c_int64.from_address(self.address + place).value = value
 
     def _measure_looks(self) -> float:
         """Looks at the gate in a microsecond; the best of a few tries, as the thread may be interrupted."""
-        self._set_max_looks(_TRIAL_LOOKS)
+        self._set(_MAX_LOOKS, _TRIAL_LOOKS)
+        look = ctypes.CFUNCTYPE(None, ctypes.c_int64)(c_function(_look))
         durations = []
         for _ in range(3):
             started = time.perf_counter()
-            self._help_out(self.address)
+            look(self.address)
             durations.append(time.perf_counter() - started)
         return _TRIAL_LOOKS / (1e6 * min(durations))
 
     def spin(self, microseconds: int) -> None:
         """How long helpers look for the next region before they sleep; 0: not at all."""
-        self._set_max_looks(round(microseconds * self._looks_per_us))
-
-    def wake(self) -> None:
-        """Calls every sleeping helper."""
-        while self._asleep:
-            with contextlib.suppress(IndexError):  # another caller was first
-                self._asleep.pop().release()
-
-    def _run(self) -> None:
-        wakes = threading.Semaphore(0)
-        while True:
-            self._asleep.append(wakes)
-            wakes.acquire()
-            self._help_out(self.address)
+        self._set(_MAX_LOOKS, round(microseconds * self._looks_per_us))
 
 
 @functools.cache

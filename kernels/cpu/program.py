@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.jit import c_function, intrinsic, ir, types
-from kernels.cpu.native import Recording, record_into, wake_helpers
+from kernels.cpu.native import Recording, record_into
 from kernels.cpu.pool import load_word
 
 _INT64 = ir.IntType(64)
@@ -58,7 +58,6 @@ class Program:
 
     def run(self) -> None:
         """Runs the kernels in the order they were recorded. The GIL is released meanwhile."""
-        wake_helpers()
         self._run(self._address)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,16 +27,39 @@ def test_callers_at_once_get_what_each_gets_alone() -> None:
 
 
 def test_kernels_finish_without_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helpers that never wake are not waited for."""
-    monkeypatch.setattr(pool.Pool, "wake", lambda self: None)
+    """Helpers that never come are not waited for."""
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     linear, x = make_linear(torch.randn(1500, 200), None, "fp16"), torch.randn(3, 200)
     threads = native.num_threads()
     try:
-        native.set_num_threads(7)  # a pool of a size that no other test has woken
+        native.set_num_threads(7)  # a pool of a size that no other test has
         alone = linear(x)
         native.set_num_threads(1)
         assert torch.equal(linear(x), alone)
     finally:
+        native.set_num_threads(threads)
+
+
+def test_helpers_sleep_and_wake_while_the_caller_holds_the_gil() -> None:
+    """One that had to ask Python for its sleep would still be on its way there when the next kernel has begun."""
+    helpers, linear, x = pool.pool_of(2), make_linear(torch.randn(1500, 200), None, "fp16"), torch.randn(3, 200)
+    threads, interval = native.num_threads(), sys.getswitchinterval()
+    num_asleep = ctypes.c_int64.from_address(helpers.address + pool._NUM_ASLEEP)
+    try:
+        sys.setswitchinterval(1000.0)
+        for _ in range(3):
+            use_threads(3, 1)
+            linear(x)
+            deadline = time.perf_counter() + 60.0
+            while num_asleep.value < 2 and time.perf_counter() < deadline:
+                pass
+            assert num_asleep.value == 2
+            use_threads(3, 2_000_000)
+            linear(x)
+            assert num_asleep.value == 0
+    finally:
+        use_threads(3, 0)
+        sys.setswitchinterval(interval)
         native.set_num_threads(threads)
 
 
