@@ -106,22 +106,17 @@ class Rates(NamedTuple):
 
 
 def steady_rates(scheduler: Scheduler, prompts: Sequence[Sequence[int]], seconds: float, min_steps: int) -> Rates:
-    """Rates while all `prompts` are answered at once, from the third step behind the last prompt on.
+    """Rates over so many seconds while all `prompts` are answered at once, beginning as long after the last prompt, so
+    that the scheduler has settled on what to draft.
 
     They sample without a seed at temperature 1, so that drafts are accepted by rejection sampling. Raises RuntimeError
     if a request fails or ends before the time is over (max_model_len is too short).
     """
     answers = _submit(scheduler, prompts, SamplingOptions(temperature=1.0), None)
     _wait_until(lambda: all(answer.token_ids for answer in answers), answers)
-    ready = scheduler.load().ledger.num_steps + 2
-    _wait_until(lambda: scheduler.load().ledger.num_steps >= ready, answers)
+    _wait_steps(scheduler, answers, seconds, 2)
     before, started = scheduler.load().ledger, time.monotonic()
-    _wait_until(
-        lambda: (
-            time.monotonic() >= started + seconds and scheduler.load().ledger.num_steps >= before.num_steps + min_steps
-        ),
-        answers,
-    )
+    _wait_steps(scheduler, answers, seconds, min_steps)
     after, ended = scheduler.load().ledger, time.monotonic()
     for answer in answers:
         scheduler.abort(answer.request_id)
@@ -155,6 +150,15 @@ def _submit(
         scheduler.submit(spec, answer)
         answers.append(answer)
     return answers
+
+
+def _wait_steps(scheduler: Scheduler, answers: Sequence[_Answer], seconds: float, num_steps: int) -> None:
+    """Returns after so many seconds and steps."""
+    started, first = time.monotonic(), scheduler.load().ledger.num_steps
+    _wait_until(
+        lambda: time.monotonic() >= started + seconds and scheduler.load().ledger.num_steps >= first + num_steps,
+        answers,
+    )
 
 
 def _wait_until(is_done: Callable[[], bool], answers: Sequence[_Answer]) -> None:
