@@ -24,6 +24,7 @@ from launcher.services import ServeOptions, ServicePlan, plan_services
 from launcher.settings import LauncherSettings
 from launcher.stack import RunningServer, running_server
 from launcher.supervisor import StopRequest
+from service_kit.device_memory import HANDLE_BYTES
 from service_kit.gpu import gpu_problem, probe_gpu
 from service_kit.settings import CommonSettings
 
@@ -158,6 +159,8 @@ def test_captured_steps_hand_device_memory_from_process_to_process(
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
     with serve(pair, tmp_path, "static", device="cuda") as server:
         found = answers(server)
+        regions = [path.read_bytes() for path in server.run_dir.iterdir() if len(path.name) == HANDLE_BYTES]
+    assert sum(any(region) for region in regions) >= 2  # features by the verifier, distributions by the drafter
     for service in EXECUTORS:
         assert f"memory of the {service}, a GPU that is not there" in found.logs
     assert found.texts == expected.texts
