@@ -9,6 +9,7 @@ pages nor `out` are written for it.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -26,8 +27,21 @@ from kernels.triton.attention import (
 from kernels.triton.attention_tiles import BLOCK_N, check_ints, heads_of, make_parts, merge_parts
 from kernels.triton.page_write import write_kernel
 
-_BLOCK_M = 64
-"""Queries of a tile: rows times the query heads of a K/V head. The same at any number of rows, for the same bits."""
+
+class _Tile(NamedTuple):
+    """What a program computes at once, the same at any number of rows, for the same bits."""
+
+    num_queries: int
+    """Rows times the query heads of a K/V head."""
+    num_positions: int
+    num_warps: int
+
+
+def _tile_of(head_dim: int, element_bytes: int) -> _Tile:
+    """None of them spills registers at the shapes of `kernels.aot`: numbers wider than 16 bits need smaller ones."""
+    if element_bytes <= 2:
+        return _Tile(64, BLOCK_N, 8)
+    return _Tile(32, 16, 4) if head_dim > 64 else _Tile(32, BLOCK_N, 8)
 
 
 @triton.jit
@@ -203,6 +217,7 @@ def paged_attention(
     if not len(qkv):
         return
     parts = make_parts(len(qkv), heads, page_table)
+    tile = _tile_of(heads.head_dim, keys.element_size())
     attend_kernel[(len(qkv), heads.num_kv_heads, parts.num_parts)](
         qkv,
         positions,
@@ -229,10 +244,10 @@ def paged_attention(
         GROUP=heads.group,
         GROUP_BLOCK=heads.group_block,
         PAGE_SIZE=heads.page_size,
-        BLOCK_M=max(_BLOCK_M, heads.group_block),
-        BLOCK_N=BLOCK_N,
+        BLOCK_M=max(tile.num_queries, heads.group_block),
+        BLOCK_N=tile.num_positions,
         **heads.blocks,
-        num_warps=8,
+        num_warps=tile.num_warps,
         num_stages=heads.num_stages(keys.element_size()),
         enable_fp_fusion=False,
     )

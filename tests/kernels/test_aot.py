@@ -34,8 +34,12 @@ NARROW = {
     "max_len": "of a banned sequence",
     "num_stops": "stop tokens of a request",
     "num_slots": "drafts of a request",
+    "num_rows": "requests, times drafts of a request",
+    "draft_row_stride": "one draft's distribution: drafts of a block times the vocabulary",
+    "max_tokens": "tokens that a request emits",
+    "max_top": "likeliest tokens of a position",
 }
-"""Factors of 32-bit products: each times rows of a step or requests, of which there are thousands at most."""
+"""Factors of 32-bit products, by what they count; the other factor is rows of a step, requests or drafts of a block."""
 
 
 @pytest.fixture(scope="module")
