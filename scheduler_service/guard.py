@@ -33,13 +33,15 @@ _ENTRY = 0.9
 start, and only just to go on."""
 _MAX_PROBES = 2
 """Rows probed in a step; more where the draft pass takes them for little more."""
-_AUDIT_STEPS = 4
-"""Plain steps measured together while drafting: the first is not chained behind another, and tells little."""
+_AUDIT_STEPS, _FIRST_STEPS = 4, 8
+"""Plain steps measured together while drafting, and before anything was drafted to begin with: the first is not chained
+behind another, and tells little."""
 _AUDIT_SHARE = 0.01
 """Share of the time that plain steps measured while drafting may cost by not being drafted."""
 _AUDIT_INTERVALS = (16, 256)
-"""Drafted steps between them: a small gain is measured often, since little would turn it over. At once after the first
-number of them if drafted steps became so much slower or faster that plain ones are guessed to have as well:"""
+"""Drafted steps between them: a small gain is measured often, since little would turn it over, and any gain while plain
+steps were measured a few times only (the first interval is the least, and none more than twice the one before). At once
+after the least number if drafted steps became so much slower or faster that plain ones are guessed to have as well:"""
 _MAX_GUESS = 0.05
 _CLEAR_GAIN = 0.5
 """Plain steps saved by a drafted one from which on it calls for no audit: nothing that drifts would turn it over."""
@@ -91,8 +93,9 @@ class Guard(DraftGate):
         """Of the next step, slots in place of rows."""
         self._since_audit = 0
         """Drafted steps of no clear gain since plain ones were measured."""
-        self._audit_left = _AUDIT_STEPS
-        """Plain steps to come that are measured, before anything was drafted to begin with."""
+        self._audit_left = _FIRST_STEPS
+        """Plain steps to come that are measured."""
+        self._longest_interval = float(_AUDIT_INTERVALS[0])
 
     def begin(self, slot: int, context_len: int) -> None:
         """See `DraftGate`."""
@@ -261,11 +264,12 @@ class Guard(DraftGate):
         """After a drafted step, of gains in plain steps: whether it is time to measure plain ones."""
         self._since_audit += measured < _CLEAR_GAIN
         least, most = _AUDIT_INTERVALS
-        interval = min(most, max(least, _AUDIT_STEPS * predicted / _AUDIT_SHARE))
+        interval = min(most, self._longest_interval, max(least, _AUDIT_STEPS * predicted / _AUDIT_SHARE))
         if abs(self._correction.guessed) > _MAX_GUESS:
             interval = least
         if self._since_audit >= interval:
             self._since_audit, self._audit_left = 0, _AUDIT_STEPS
+            self._longest_interval = 2 * interval
 
     def _earn(self, plain_steps: float) -> None:
         """A step has ended that saved so many plain steps."""

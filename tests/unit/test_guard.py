@@ -275,7 +275,7 @@ def test_drafts_that_gained_a_little_are_given_up_soon_when_they_cost_more() -> 
     # The machine drifts by nothing; draft passes become dear. That must not be taken for plain steps being slow.
     engine.real = Costs(bias=8.0, token=0.5, draft_bias=4.0, draft_slot=0.1)
     engine.run(300, life=200)
-    assert sum(slots > 0 for slots in engine.num_slots[-100:]) < 30
+    assert sum(slots > 0 for slots in engine.num_slots[-100:]) < 40
     assert 0.97 < engine.guard._correction.plain < 1.05
 
 
@@ -294,7 +294,7 @@ def test_prefill_beside_the_rows_is_nobodys_loss() -> None:
     guard = Guard(CHEAP, (3, 7))
     shape = StepShape(2, 101, 1000.0, 1, 50.0)
     guard.begin(0, 50)
-    for _ in range(4):
+    for _ in range(8):
         _observe_plain(guard)
     candidates = _candidates([50])
     decision = guard.decide(shape, candidates)
@@ -311,7 +311,7 @@ def test_prefill_beside_the_rows_is_nobodys_loss() -> None:
 
 def test_a_row_with_little_room_counts_for_what_it_can_take() -> None:
     guard = Guard(CHEAP, (3, 7))
-    for _ in range(4):
+    for _ in range(8):
         _observe_plain(guard)
     guard.begin(0, 50)
     for _ in range(30):
