@@ -200,6 +200,7 @@ def test_impossible_blocks_are_refused(client: Client, blocks: BlockRows, change
 
 def test_a_block_needs_pages_for_all_of_its_drafts(client: Client) -> None:
     client.publish(0, [1] * 4, [1.0] * 4)
+    client.blocks.stamps[0, -1] = 30
     with pytest.raises(SessionMismatchError, match="page"):
         client.step([(0, 29, [1], 0)], blocks=blocks_of([0], [4], budget=0), row_rounds=np.array([ROUND]))
 
