@@ -54,7 +54,7 @@ def test_helpers_sleep_and_wake_while_the_caller_holds_the_gil() -> None:
             while num_asleep.value < 2 and time.perf_counter() < deadline:
                 pass
             assert num_asleep.value == 2
-            use_threads(3, 2_000_000)
+            use_threads(3, 60_000_000)
             linear(x)
             assert num_asleep.value == 0
     finally:
